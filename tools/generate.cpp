@@ -321,20 +321,8 @@ void add_generate(CLI::App& app) {
   verb->add_option("--context", o->context, "size of the KV cache in tokens; 0: the training length")
       ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
-  verb->add_option("--temperature", o->sampling.temperature, "divides the logits; 0: always the most likely token")
-      ->check(within(at_least(0)))
-      ->capture_default_str();
-  verb->add_option("--top-k", o->sampling.top_k, "sample among the k most likely tokens; 0: all")
-      ->check(within(at_least(0).up_to(kMaxInteger)))
-      ->capture_default_str();
-  verb->add_option("--top-p", o->sampling.top_p, "sample among the most likely tokens whose probabilities reach p")
-      ->check(within(at_least(0).up_to(1)))
-      ->capture_default_str();
-  verb->add_option("--seed", o->seed, "seed of the random numbers: the same seed gives the same text")
-      ->check(within(at_least(0).up_to(kMaxInteger)))
-      ->capture_default_str();
-  verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
-  verb->add_option("--dtype", o->dtype, "f64, f32 or bf16")->capture_default_str();
+  add_sampling(*verb, o->sampling, o->seed, "text");
+  add_device(*verb, o->device, o->dtype);
   verb->callback([o] {
     check_environment();
     read_prompts(*o);

@@ -8,6 +8,7 @@
 #include "engine/fields.h"
 #include "io/chat/chat_options.h"
 #include "io/data/format/text_format.h"
+#include "model/sampling.h"
 
 namespace triad {
 
@@ -60,6 +61,28 @@ inline CLI::Option* add_learn(CLI::App& verb, ChatLearn& learn) {
           "what is learned of conversations: assistant: all answers; last: the last answer; all: everything")
       ->type_name("TEXT")
       ->default_str("assistant");
+}
+
+// Adds the options that choose the next token. what: "text", which the same seed repeats.
+inline void add_sampling(CLI::App& verb, SamplingOptions& sampling, uint64_t& seed, const std::string& what) {
+  verb.add_option("--temperature", sampling.temperature, "divides the logits; 0: always the most likely token")
+      ->check(within(at_least(0)))
+      ->capture_default_str();
+  verb.add_option("--top-k", sampling.top_k, "sample among the k most likely tokens; 0: all")
+      ->check(within(at_least(0).up_to(kMaxInteger)))
+      ->capture_default_str();
+  verb.add_option("--top-p", sampling.top_p, "sample among the most likely tokens whose probabilities reach p")
+      ->check(within(at_least(0).up_to(1)))
+      ->capture_default_str();
+  verb.add_option("--seed", seed, "seed of the random numbers: the same seed gives the same " + what)
+      ->check(within(at_least(0).up_to(kMaxInteger)))
+      ->capture_default_str();
+}
+
+// Adds --device and --dtype of a verb that decodes.
+inline void add_device(CLI::App& verb, std::string& device, std::string& dtype) {
+  verb.add_option("--device", device, "auto, cpu or cuda")->capture_default_str();
+  verb.add_option("--dtype", dtype, "f64, f32 or bf16")->capture_default_str();
 }
 
 }  // namespace triad

@@ -6,6 +6,7 @@ namespace triad {
 void add_verbs(CLI::App& app) {
   add_train(app);
   add_generate(app);
+  add_chat(app);
   add_eval(app);
   add_score(app);
   add_data(app);

@@ -13,6 +13,7 @@ void add_verbs(CLI::App& app);
 
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_chat(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_score(CLI::App& app);
 void add_data(CLI::App& app);

@@ -16,6 +16,7 @@
 #include "engine/rng.h"
 #include "io/chat/chat_format.h"
 #include "io/data/corpus.h"
+#include "io/data/record.h"
 #include "io/data/shard_manifest.h"
 #include "io/data/shards.h"
 #include "io/data/text_input.h"
@@ -462,6 +463,26 @@ DataSplit text_data(const SplitOptions& options, const Tokenizer& tokenizer) {
   DataSplit split{read_texts(train, tokenizer, options.chat, "the training split of "), no_tokens()};
   if (!val.empty()) split.val = read_texts(val, tokenizer, options.chat, "the validation split of ");
   return split;
+}
+
+bool begins_with_conversation(const std::vector<std::string>& paths, TextFormat format) {
+  for (const std::string& file : expand_globs(paths)) {
+    if (is_stream(file) || content_of(file, format) != Content::jsonl) continue;
+    TextInput input(file);
+    constexpr size_t kMostBytes = size_t{1} << 28;  // the limit in corpus.cpp, too
+    for (size_t bytes = size_t{1} << 16; bytes <= kMostBytes; bytes *= 2) {
+      const std::string_view text = input.look(bytes);
+      for (size_t begin = 0; begin < text.size();) {
+        const size_t end = text.find('\n', begin);
+        if (end == std::string_view::npos && text.size() == bytes) break;  // the line goes on
+        const std::string_view line = text.substr(begin, end == std::string_view::npos ? end : end - begin);
+        if (!is_blank_line(line)) return is_conversation(line);
+        begin += line.size() + 1;
+      }
+      if (text.size() < bytes) break;
+    }
+  }
+  return false;
 }
 
 DataSplit shard_data(const SplitOptions& options, int64_t vocab) {

@@ -72,6 +72,8 @@ struct SplitOptions {
 // validation documents. A single document is split by position instead: its last val_fraction is for validation. Empty
 // files are skipped. A token shard among the files throws.
 DataSplit text_data(const SplitOptions&, const Tokenizer&);
+// Whether the first record of the first of these files of JSONL is a conversation.
+bool begins_with_conversation(const std::vector<std::string>& paths, TextFormat);
 // Token sources from shards (io/data/shards.h), in name order. Each shard is checked and scanned for tokens >= vocab
 // before the first token is used, and checked again at each read. The same scan compares the shards with what their
 // manifests say, and finds the documents if these name the separator. Masks are held in memory. The last val_fraction

@@ -285,6 +285,12 @@ bool is_blank_line(std::string_view line) {
   return true;
 }
 
+bool is_conversation(std::string_view line) {
+  const Object object = Object::parse(line, nullptr, false);
+  if (!object.is_object() || !object.contains("messages")) return false;
+  return !object.contains("text") || !object["text"].is_string();
+}
+
 Record parse_record(std::string_view text, const std::string& place, const ChatOptions& chat) {
   std::string line(text);
   Object object = parse_object(line, place);

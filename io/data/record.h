@@ -23,6 +23,9 @@ struct Record {
 // Whether a line holds no record: nothing but white space (Python's str.isspace) and a byte-order mark.
 bool is_blank_line(std::string_view line);
 
+// Whether a line is a record with `messages`, as parse_record() reads it. False if it is no record.
+bool is_conversation(std::string_view line);
+
 // Reads a line, which is a JSON object with one of:
 //   text: a string, all learned;
 //   prompt, completion: strings; the completion is learned;

@@ -40,6 +40,8 @@ struct DataComponent {
   std::string name() const;  // name for messages
 };
 
+inline constexpr int64_t kFollowsData = -1;  // data.max_documents: as many as the data's short documents need
+
 struct DataConfig {
   DataKind kind = DataKind::synthetic;
   std::vector<DataComponent> components;  // the key data.paths
@@ -56,7 +58,7 @@ struct DataConfig {
   std::string separator;                           // token that precedes each document; "": the tokenizer's own
   int64_t seed = -1;                               // -1 means train.seed, which resolve() fills in
   DocumentScope documents = DocumentScope::unset;  // resolve_documents() replaces unset
-  Packing packing = Packing::stream;
+  Packing packing = Packing::unset;                // resolve_documents() replaces unset
   int64_t max_documents = 0;
   double stall_s = 300;
   NeedleKind needle_task = NeedleKind::keys;
@@ -174,8 +176,8 @@ struct EnumWords<DocumentScope> {
 };
 template <>
 struct EnumWords<Packing> {
-  static constexpr std::pair<std::string_view, Packing> words[] = {{"stream", Packing::stream},
-                                                                   {"best_fit", Packing::best_fit}};
+  static constexpr std::pair<std::string_view, Packing> words[] = {
+      {"stream", Packing::stream}, {"best_fit", Packing::best_fit}, {"", Packing::unset}};
 };
 template <>
 struct EnumWords<OnNonfinite> {

@@ -66,12 +66,18 @@ void visit(DataConfig& c, V&& v) {
     Rule{});
   v("packing", c.packing,
     "stream: rows are consecutive tokens, and a document that a row's end cuts continues in another row; best_fit: "
-    "rows hold whole documents where one of a thousand fits; else the shortest is cut, and its rest is dropped",
+    "rows hold whole documents where one of a thousand fits; else the shortest is cut, and its rest is dropped. Not "
+    "set: "
+    "best_fit if the data begins with a conversation (messages) and all rows have one length, else stream; a resumed "
+    "run "
+    "keeps what it had",
     Rule{});
   v("max_documents", c.max_documents,
     "the most documents in a row. stream: a row with more is an error, only with attend_within; 0: as many as the data "
-    "has. best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8",
-    at_least(0).up_to(1 << 24));
+    "has. best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8; -1: as many as the data's "
+    "short "
+    "documents need to fill a row, which is the default for conversations",
+    at_least(-1).up_to(1 << 24));
   v("needle_task", c.needle_task,
     "kind needle: keys: the value of a key; queries: the values of several keys, one after the other at the end; "
     "variables: the value of a variable over a chain of assignments; counting: how often a key occurs; copy: a span "

@@ -216,6 +216,9 @@ Json with_later_keys(Json root) {
   };
   if (Json* const data = group("data"); data != nullptr && !data->contains("documents"))
     (*data)["documents"] = word_of(DocumentScope::attend_across);
+  // Rows were consecutive tokens before there was another packing.
+  if (Json* const data = group("data"); data != nullptr && !data->contains("packing"))
+    (*data)["packing"] = word_of(Packing::stream);
   // False was allowed once, with the same results.
   if (Json* const runtime = group("runtime"); runtime != nullptr && runtime->contains("deterministic"))
     (*runtime)["deterministic"] = true;

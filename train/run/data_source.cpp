@@ -178,14 +178,36 @@ void resolve_moved_shards(Config& c) {
   if (no_tokenizer || no_val) resolve_shards(c);
 }
 
+Packing packing_of(const Config& c) {
+  if (c.data.packing != Packing::unset) return c.data.packing;
+  const auto is_shorter = [&](const TrainStage& stage) { return stage.seq_len != c.train.seq_len; };
+  const std::vector<TrainStage> stages = stages_of(c.train);
+  if (std::any_of(stages.begin(), stages.end(), is_shorter)) return Packing::stream;
+  bool chats = false;
+  if (c.data.kind == DataKind::text) chats = begins_with_conversation(c.data.paths(), c.data.format);
+  if (c.data.kind == DataKind::shards && knows_documents(c.data))
+    for (const ShardManifest& manifest : find_manifests(expand_shards(c.data.paths(), ShardSplit::train)).manifests)
+      chats = chats || !manifest.chat.is_null();
+  return chats ? Packing::best_fit : Packing::stream;
+}
+
 void resolve_documents(Config& c, const std::string& resume) {
-  if (c.data.documents == DocumentScope::unset && !resume.empty()) {
+  DataConfig& data = c.data;
+  if (!resume.empty() && (data.documents == DocumentScope::unset || data.packing == Packing::unset)) {
     try {
       const std::string folder = resolve_checkpoint(means_out_dir(resume) ? c.log.out_dir : resume);
-      c.data.documents = config_from_json(config_of_checkpoint(folder)).data.documents;
+      const DataConfig before = config_from_json(config_of_checkpoint(folder)).data;
+      if (data.documents == DocumentScope::unset) data.documents = before.documents;
+      if (data.packing == Packing::unset) {
+        data.packing = before.packing;
+        if (data.max_documents == 0) data.max_documents = before.max_documents;
+      }
     } catch (const Error&) {}  // ignored here: find_resume() reports it
   }
-  c.data.documents = attends_within(c.data) ? DocumentScope::attend_within : DocumentScope::attend_across;
+  data.documents = attends_within(data) ? DocumentScope::attend_within : DocumentScope::attend_across;
+  if (data.packing != Packing::unset) return;
+  data.packing = packing_of(c);
+  if (data.packing == Packing::best_fit && data.max_documents == 0) data.max_documents = kFollowsData;
 }
 
 namespace {
@@ -371,7 +393,12 @@ PlannedDocuments planned_documents(const Config& c) {
     check_max_documents(c);
     const std::vector<DocumentMix> whole_rows(stages_of(c.train).size());
     if (!attends_within(c.data)) return {.attended = whole_rows};
-    if (c.data.max_documents > 0 && c.data.packing == Packing::stream)
+    const auto is_stream = [&] {  // a plan goes without the data where it can
+      try {
+        return packing_of(c) == Packing::stream;
+      } catch (const Error&) { return true; }
+    };
+    if (c.data.max_documents > 0 && is_stream())
       return {.most = c.data.max_documents, .attended = whole_rows, .known = false};
     const DataSource data = open_data(c);
     PlannedDocuments planned{.most = data.most_documents, .attended = {}};

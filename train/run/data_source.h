@@ -45,8 +45,12 @@ void resolve_moved_shards(Config&);
 // Whether attention stays within documents. The only place that decides what an unset data.documents means: within, if
 // both splits' documents are known. Then reads the shards' manifests.
 bool attends_within(const DataConfig&);
-// Replaces an unset data.documents by the word for what it means for this data. resume: what --resume names, or empty;
-// a resumed run keeps what its checkpoint says.
+// What data.packing is, or if it is not set, what it means for this data: best_fit for conversations in rows of one
+// length.
+Packing packing_of(const Config&);
+// Replaces an unset data.documents and data.packing by the words for what they mean for this data; where packing was
+// not set, data.max_documents follows from the data too. resume: what --resume names, or empty; a resumed run keeps
+// what its checkpoint says.
 void resolve_documents(Config&, const std::string& resume = "");
 // tokenizer: the tokenizer that the config names; null if the caller has not loaded it. accept_changed: as in
 // SplitOptions.

@@ -12,6 +12,7 @@
 #include "engine/check.h"
 #include "io/data/best_fit.h"
 #include "io/data/documents.h"
+#include "kernels/common/integer.h"
 #include "train/monitor/banner.h"
 
 namespace triad {
@@ -108,7 +109,7 @@ ComponentRows measure_packed(const DataSource& data, const TokenSource& source) 
 
 ComponentRows measure_stream(const Config& c, const TokenSource& source) {
   const int64_t T = c.train.longest_seq_len();
-  const RowDivision division = divide_stream(c, source, T, c.data.max_documents);
+  const RowDivision division = divide_stream(c, source, T, std::max<int64_t>(0, c.data.max_documents));
   const int64_t rows = (source.size() - 1) / T;
   const DocumentMix parts = mix_of(rows, division.parts);
   return {.rows = rows,
@@ -120,6 +121,21 @@ ComponentRows measure_stream(const Config& c, const TokenSource& source) {
           .cut_tokens = ratio(division.cut_tokens, rows * T)};
 }
 
+// How many documents fill a row of T tokens if they are short: all but the shortest twentieth are longer.
+int64_t documents_that_fill(const Mixture& data, int64_t T) {
+  int64_t most = default_max_documents(T);
+  for (const auto& source : data.sources()) {
+    const DocumentIndex& index = *source->documents();
+    std::vector<int64_t> lengths;
+    for (int64_t i = 0; i < index.count(); ++i) lengths.push_back(index.length(i));
+    constexpr size_t kPart = 20;
+    const auto shortest = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / kPart);
+    std::nth_element(lengths.begin(), shortest, lengths.end());
+    most = std::max(most, ceil_div(T, std::max<int64_t>(1, *shortest)));
+  }
+  return std::min(most, T);
+}
+
 }  // namespace
 
 double ratio(int64_t a, int64_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
@@ -127,7 +143,7 @@ double ratio(int64_t a, int64_t b) { return b > 0 ? static_cast<double>(a) / sta
 std::string percent(double ratio) { return fmt::format("{:.2f}%", 100 * ratio); }
 
 void check_max_documents(const Config& c) {
-  if (c.data.max_documents > 0 && c.data.packing == Packing::stream && !attends_within(c.data))
+  if (c.data.max_documents > 0 && !attends_within(c.data) && packing_of(c) == Packing::stream)
     fail_usage(
         "data.max_documents is {}, but with data.packing stream it limits only rows whose attention stays within "
         "documents, and here it crosses them (data.documents attend_across). Set data.max_documents=0, "
@@ -138,21 +154,23 @@ void check_max_documents(const Config& c) {
 void describe_documents(const Config& c, DataSource& data) {
   const int64_t longest = c.train.longest_seq_len();
   data.rows = {.seq_len = longest,
-               .packing = c.data.packing,
-               .max_documents = c.data.max_documents,
+               .packing = packing_of(c),
+               .max_documents = std::max<int64_t>(0, c.data.max_documents),
                .seed = static_cast<uint64_t>(c.data.seed),
                .within = attends_within(c.data)};
-  const bool packs = c.data.packing == Packing::best_fit, within = data.rows.within;
+  const bool packs = data.rows.packing == Packing::best_fit, within = data.rows.within;
   if (!within && !packs) {
     for (const auto& source : data.train.sources()) data.epoch_rows.push_back(count_sequences(*source, longest));
     return;
   }
   int64_t documents = 0;
   for (const auto& source : data.train.sources()) documents += known_documents(c, *source).count();
-  if (packs && data.rows.max_documents == 0) data.rows.max_documents = default_max_documents(longest);
+  const bool follows = c.data.max_documents == kFollowsData || c.data.packing == Packing::unset;
+  if (packs && c.data.max_documents <= 0)
+    data.rows.max_documents = follows ? documents_that_fill(data.train, longest) : default_max_documents(longest);
   // Validation rows are consecutive tokens for either packing, and have their stage's length. Short rows lie within the
   // long ones except those after the last long one.
-  const int64_t limit = packs ? 0 : c.data.max_documents;
+  const int64_t limit = packs ? 0 : std::max<int64_t>(0, c.data.max_documents);
   int64_t most = 0;
   std::set<int64_t> lengths;
   for (const TrainStage& stage : stages_of(c.train)) lengths.insert(stage.seq_len);

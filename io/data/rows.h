@@ -35,7 +35,7 @@ using RowGroups = std::vector<RowGroup>;  // one for each component of a mixture
 
 // How documents make rows.
 enum class Packing {
-  unset,     // as the data suggests (train/run/data_source.h)
+  unset,     // whatever the data suggests (train/run/data_source.h)
   stream,    // rows are consecutive source tokens, which cut documents at their ends (stream_rows)
   best_fit,  // rows hold whole documents as far as possible (best_fit.h)
 };

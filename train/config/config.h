@@ -53,7 +53,7 @@ struct DataConfig {
   // shards' manifest names; it stays empty if the shards' tokenizer is unknown.
   std::string tokenizer;
   std::string tokenizer_or_bytes() const { return tokenizer.empty() ? "byte" : tokenizer; }
-  std::string chat_template;  // as choose_chat_format() takes it
+  std::string chat_template;  // a choice for choose_chat_format()
   ChatLearn learn = ChatLearn::assistant;
   std::string separator;                           // token that precedes each document; "": the tokenizer's own
   int64_t seed = -1;                               // -1 means train.seed, which resolve() fills in

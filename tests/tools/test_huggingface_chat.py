@@ -36,7 +36,7 @@ def main(triad):
         stop = tokenizer.convert_tokens_to_ids("<|stop|>")
         config = transformers.LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
                                           num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-                                          bos_token_id=None, eos_token_id=stop, pad_token_id=None)
+                                          bos_token_id=None, eos_token_id=None, pad_token_id=None)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
         model.save_pretrained(folder / "hf")
         chats = [[{"role": "user", "content": f"what is {i}"}, {"role": "assistant", "content": f"{i} is {'even' if i % 2 == 0 else 'odd'}"},

@@ -24,7 +24,8 @@ struct Case {
   std::string name;
   ModelConfig config;
   int64_t B, T;
-  Bounds bounds;  // document bounds in the B*T tokens
+  Bounds bounds;     // document bounds in the B*T tokens
+  bool fp8 = false;  // all layers multiply in fp8
 
   int64_t tokens() const { return B * T; }
   int64_t documents() const { return static_cast<int64_t>(bounds.size()) - 1; }
@@ -53,7 +54,8 @@ struct Result {
 Result run(const Case& c, const Tokens& tokens, Device device, DType dtype, int64_t from, int64_t to, bool packed,
            double embedding_factor = 1, int64_t scaled_from = 0, int64_t scaled_to = 0) {
   const int64_t B = packed ? c.B : 1, n = to - from;
-  ModelFixture f(c.config, B, n / B, device, dtype, 3, 0.3, {}, {}, packed ? c.documents() : 0);
+  ModelFixture f(c.config, B, n / B, device, dtype, 3, 0.3, {}, {}, packed ? c.documents() : 0,
+                 std::vector<bool>(static_cast<size_t>(c.config.n_layers), c.fp8));
   Params& params = f.model().params();
   int64_t embedding = 0;
   while (params.specs()[embedding].name != "embed.weight") ++embedding;
@@ -187,6 +189,13 @@ std::vector<Case> gpu_cases() {
   return cases;
 }
 
+// A case with layers in fp8, whose widths suit fp8 products.
+Case in_fp8(Case c, int64_t head) {
+  c.config.dim = 48, c.config.mlp_hidden = 96, c.config.d_k = c.config.d_v = head, c.fp8 = true;
+  c.config.resolve();
+  return c;
+}
+
 void check_equals_alone(const Case& c, Device device, DType dtype, double tolerance) {
   const Tokens tokens(c);
   const Result packed = run_packed(c, tokens, device, dtype), alone = run_alone(c, tokens, device, dtype);
@@ -264,4 +273,16 @@ TEST_CASE("model: the tokens of a document change no bit of another's results (G
   if (!test::require_gpu()) return;
   for (const Case& c : gpu_cases())
     for (const DType dtype : {DType::f32, DType::bf16}) check_independence(c, Device::cuda(), dtype);
+}
+
+TEST_CASE("fp8: the tokens of a document change no bit of another's results", "[fp8][documents]") {
+  for (const Case& c : small_cases()) {
+    if (c.config.attention == AttentionKind::nsa && c.config.nsa.phi != Phi::avg) continue;
+    for (const DType dtype : {DType::f32, DType::bf16}) check_independence(in_fp8(c, 8), Device::cpu(), dtype);
+  }
+}
+TEST_CASE("fp8: the tokens of a document change no bit of another's results (GPU)", "[fp8][documents][gpu]") {
+  if (!test::require_gpu()) return;
+  for (const Case& c : gpu_cases())
+    if (c.config.d_k == 64) check_independence(in_fp8(c, 64), Device::cuda(), DType::bf16);
 }

@@ -1,6 +1,8 @@
 // Training with runtime.matmul_dtype fp8: whole runs.
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "io/weight_index.h"
 #include "tests/support/checked_run.h"
 #include "tests/support/dist_run.h"
@@ -107,6 +109,48 @@ TEST_CASE("fp8: dist.zero 0 to 3 give the same bits", "[fp8][dist]") {
   }
   CHECK(train(1, 2) == two);
   CHECK(train(2, 2) == train(3, 2));
+}
+
+TEST_CASE("fp8: ranks that share sequences give one rank's logits and gradients, as exactly as without fp8",
+          "[fp8][dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  run_ok(train_on(folder.file("run"), "cpu", "--set train.steps=2 --set train.lr=0.02 --set train.warmup_steps=0 "));
+  constexpr int kBatch = 2, kSeq = 50;  // two ranks do not share 50 tokens in equal parts with whole blocks
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < kBatch * (kSeq + 1); ++i) tokens.push_back((i * i + 3 * i + i / 7 + 5) % 256);
+  write_shard(folder.file("tokens.bin"), tokens);
+  struct Distance {
+    double logits = 0, grads = 0;
+  };
+  // Two ranks' distance to one.
+  const auto distance = [&](const std::string& dtype) {
+    const auto grads = [&](int ranks) {
+      const std::string out = folder.file(fmt::format("{}{}.safetensors", dtype, ranks));
+      const std::string args = fmt::format(
+          "grads --device cpu --dtype {} --checkpoint {} --tokens {} --batch {} --seq {} --context {} --out {}", dtype,
+          folder.file("run"), folder.file("tokens.bin"), kBatch, kSeq, ranks, out);
+      const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
+      INFO(outcome.output);
+      REQUIRE(outcome.exit_code == 0);
+      CHECK(has(outcome.output, "matmul_fp8: cpu 16 times") == (dtype == "fp8"));
+      return tensors(out);
+    };
+    const auto one = grads(1), two = grads(2);
+    Distance error, size;
+    for (const auto& [name, values] : one) {
+      if (name != "logits" && !name.starts_with("grad/")) continue;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double off = std::pow(double{values[i]} - two.at(name).at(i), 2), square = std::pow(values[i], 2);
+        (name == "logits" ? error.logits : error.grads) += off;
+        (name == "logits" ? size.logits : size.grads) += square;
+      }
+    }
+    return Distance{std::sqrt(error.logits / size.logits), std::sqrt(error.grads / size.grads)};
+  };
+  const Distance bf16 = distance("bf16"), fp8 = distance("fp8");
+  CHECK(fp8.logits <= 2 * bf16.logits);  // both 0 where a matrix product's rows do not depend on their number
+  CHECK(fp8.grads <= 2 * bf16.grads);
 }
 
 TEST_CASE("fp8: a plan counts the weights in e4m3, but not those of excluded layers", "[fp8]") {

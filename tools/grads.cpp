@@ -14,6 +14,7 @@
 #include "io/safetensors.h"
 #include "tools/options.h"
 #include "tools/output_folder.h"
+#include "tools/selection_lists.h"
 #include "tools/verbs.h"
 #include "train/config/load_config.h"
 #include "train/document_bounds.h"
@@ -24,7 +25,7 @@ namespace triad {
 namespace {
 
 struct Options {
-  std::string checkpoint, tokens, documents, out, device = "auto", dtype = "f32";
+  std::string checkpoint, tokens, documents, lists, out, device = "auto", dtype = "f32";
   int64_t batch = 1, seq = 0, context = 1;
   bool dense = false;
 };
@@ -237,6 +238,9 @@ void grads(const Options& o) {
     bounds = read_document_bounds(o.documents, o.seq);
   }
   if (o.context > o.seq) fail_usage("--context is {}: --seq is {}, and each rank needs a token", o.context, o.seq);
+  if (!o.lists.empty() && (o.dense || o.context > 1))
+    fail_usage("--lists {} gives the lists of whole rows, and {}", o.lists,
+               o.dense ? "--dense attends without lists" : fmt::format("--context is {}", o.context));
   check_output_file("--out", o.out);
   const LaunchEnv launch = o.context > 1 ? read_launch_env() : LaunchEnv{};
   const Device device = parse_device(o.device, launch);
@@ -253,6 +257,7 @@ void grads(const Options& o) {
                       .dense = o.dense,
                       .comm = ranks.comm()});
   const auto counted = static_cast<double>(load_batch(loaded, o.tokens, o.seq, bounds));
+  if (!o.lists.empty()) give_lists(loaded, o.lists, bounds);
   Context& ctx = loaded.ctx();
   Model& model = loaded.model();
   Activations& act = loaded.activations();
@@ -298,6 +303,10 @@ void add_grads(CLI::App& app) {
   verb->add_option("--documents", o->documents,
                    "a file of 32-bit integers, the bounds of the documents of one row: 0, ascending, the last T; no "
                    "document's last token has a target")
+      ->check(named());
+  verb->add_option("--lists", o->lists,
+                   "a safetensors file with selection lists, such as another run's --out: attend to them instead of "
+                   "selecting")
       ->check(named());
   verb->add_flag("--dense", o->dense,
                  "attend as in a stage of train.stages with attention dense; lists and gates are not written");

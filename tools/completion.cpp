@@ -104,6 +104,13 @@ Strings values_of(const CLI::Option& option, const std::string& word) {
   return words;
 }
 
+// The verb by this name, among the verbs of the program or a verb's own; null: there is none.
+const CLI::App* verb_named(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* verb : app.get_subcommands({}))
+    if (verb->get_name() == name) return verb;
+  return nullptr;
+}
+
 // What the last word may become; empty: a file's name.
 Strings candidates(const CLI::App& app, const Strings& words) {
   const std::string& word = words.back();
@@ -114,10 +121,10 @@ Strings candidates(const CLI::App& app, const Strings& words) {
     if (words.size() == 2) found.insert(found.end(), {"help", "--help", "--version"});
     return found;
   }
-  const std::vector<const CLI::App*> verbs =
-      app.get_subcommands([&](const CLI::App* each) { return each->get_name() == words[1]; });
-  const CLI::App* const verb = verbs.empty() ? nullptr : verbs.front();
+  const CLI::App* verb = verb_named(app, words[1]);
   if (verb == nullptr) return found;
+  for (size_t i = 2; i + 1 < words.size(); ++i)  // a verb's own verb, such as `train` of `tokenizer`
+    if (const CLI::App* const own = verb_named(*verb, words[i])) verb = own;
   const auto option_of = [&](const std::string& name) {
     const CLI::Option* const option = name.starts_with("--") ? verb->get_option_no_throw(name) : nullptr;
     return option != nullptr && option->get_items_expected_max() > 0 ? option : nullptr;
@@ -129,6 +136,8 @@ Strings candidates(const CLI::App& app, const Strings& words) {
       for (const std::string& each : values_of(*option, value)) found.push_back(fmt::format("{}={}", name, each));
     return found;
   }
+  if (!word.starts_with("-"))
+    for (const CLI::App* own : verb->get_subcommands({})) found.push_back(own->get_name());
   for (const CLI::Option* option : verb->get_options()) {
     if (!word.starts_with("-") && option->get_positional())
       for (const std::string& each : words_allowed(*option)) found.push_back(each);

@@ -1,7 +1,6 @@
 // triad data: tokenizes texts and JSONL into token shards, split into training and validation by document, with a
 // manifest. A call that was killed resumes when it is repeated, with bit-identical shards.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -14,7 +13,6 @@
 #include <set>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 
 #include "engine/check.h"
@@ -29,6 +27,7 @@
 #include "io/folder_lock.h"
 #include "io/own_files.h"
 #include "tools/options.h"
+#include "tools/text_files.h"
 #include "tools/verbs.h"
 
 namespace triad {
@@ -52,44 +51,6 @@ struct Options {
 };
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-// Prints progress to stderr: on a terminal a bar, elsewhere a line every 10 s.
-class Progress {
- public:
-  // input_before, text_before: input and text bytes that an earlier call processed before it was killed.
-  Progress(int64_t input_bytes, int64_t input_before, int64_t text_before)
-      : total_(input_bytes),
-        input_before_(input_before),
-        text_before_(text_before),
-        terminal_(isatty(STDERR_FILENO) != 0) {}
-  void show(int64_t input_bytes, int64_t text_bytes, int64_t tokens, bool last = false) {
-    const double every = terminal_ ? 0.2 : 10;
-    if (!last && seconds_since(shown_) < every) return;
-    if (last && !shown_once_ && !terminal_) return;  // a call that ends before its first progress line prints none
-    shown_ = Clock::now();
-    shown_once_ = true;
-    const double elapsed = seconds_since(began_);
-    std::string line =
-        fmt::format("{:.1f} MB of text, {:.2f} M tokens, {:.1f} MB/s", static_cast<double>(text_bytes) / 1e6,
-                    static_cast<double>(tokens) / 1e6, static_cast<double>(text_bytes - text_before_) / 1e6 / elapsed);
-    if (total_ > 0) {
-      const double share = std::min(1.0, static_cast<double>(input_bytes) / static_cast<double>(total_));
-      constexpr int kWidth = 30;
-      const auto full = static_cast<size_t>(share * kWidth);
-      const double rate = static_cast<double>(input_bytes - input_before_) / elapsed;
-      line = fmt::format("[{}{}] {:3.0f}%  {}, {:.0f} s left", std::string(full, '#'), std::string(kWidth - full, '.'),
-                         share * 100, line,
-                         rate > 0 ? static_cast<double>(std::max<int64_t>(0, total_ - input_bytes)) / rate : 0.0);
-    }
-    fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[2K" : "", line, terminal_ && !last ? "" : "\n");
-    std::fflush(stderr);
-  }
-
- private:
-  int64_t total_, input_before_, text_before_;
-  bool terminal_, shown_once_ = false;
-  Clock::time_point began_ = Clock::now(), shown_ = began_;
-};
 
 // All inputs and options that determine the shards. A call may resume one that was killed only if these are equal.
 Json describe(const Options& o, const Tokenizer& tokenizer, const ChatFormat& chat,
@@ -268,14 +229,12 @@ class Job {
   }
 
   void write_shards() {
-    int64_t input_bytes = 0;
-    for (const std::string& file : files_)
-      if (!is_stream(file)) input_bytes += static_cast<int64_t>(fs::file_size(file));
-    Progress progress(input_bytes, from_.input_bytes, text_bytes_);
+    const int64_t input_bytes = size_of_files(files_);
+    InputProgress progress("M tokens", input_bytes, from_.input_bytes, text_bytes_);
     const CorpusOptions corpus{.files = files_,
                                .format = o_.format,
                                .skip_bad = o_.skip_bad,
-                               .threads = static_cast<int>(o_.threads),
+                               .threads = threads_of(o_.threads),
                                .chat = {.format = chat_, .learn = o_.learn}};
     const HeldOutStream held_out(o_.val_fraction, o_.seed);
     const int32_t eot = tokenizer_.eot();
@@ -427,23 +386,15 @@ class Job {
   int64_t cut_ = -1;
 };
 
-void data(Options o) {
+void data(const Options& o) {
   constexpr double kLeastFraction = 1e-9;
   if (o.val_fraction > 0 && o.val_fraction < kLeastFraction)
     fail_usage("--val-fraction is {}: 0, or {} or more, is needed", o.val_fraction, kLeastFraction);
-  if (o.threads == 0) o.threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const std::unique_ptr<Tokenizer> tokenizer =
       make_tokenizer(o.tokenizer, {.special_as_text = o.special_as_text, .separator = o.separator});
-  std::vector<std::string> files;
-  if (o.input == std::vector<std::string>{kStandardInput})
-    files = o.input;
-  else
-    files = expand_globs(o.input);
-  for (const std::string& file : files)
-    if (!is_stream(file) && content_of(file, o.format) == Content::shard) fail("{} is a token shard already", file);
   auto chat = std::make_shared<const ChatFormat>(
       choose_chat_format(o.chat_template, *tokenizer, {folder_of_tokenizer(o.tokenizer)}));
-  Job(o, *tokenizer, std::move(chat), std::move(files)).run();
+  Job(o, *tokenizer, std::move(chat), text_files(o.input, o.format)).run();
 }
 
 }  // namespace
@@ -452,24 +403,21 @@ void add_data(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* verb =
       app.add_subcommand("data", "tokenize texts and JSONL (text, prompt and completion, or messages) into shards");
-  verb->add_option("--tokenizer", o->tokenizer,
-                   "byte, a tokenizer.json, or an encoder.json with vocab.bpe in the same folder")
+  verb->add_option(
+          "--tokenizer", o->tokenizer,
+          "byte, a tokenizer.json, an encoder.json with vocab.bpe in the same folder, or a folder that holds one")
       ->capture_default_str();
   verb->add_option("--separator", o->separator,
                    "the token that precedes each document, such as <|doc|>; not set: the one that the tokenizer's file "
                    "is known by, such as <|endoftext|>");
-  verb->add_option(
-          "--input", o->input,
-          "files or globs of text or JSONL, may be compressed by gzip or zstd; ** matches folders at any depth; -: "
-          "standard input")
-      ->required();
+  add_text_input(*verb, o->input);
   verb->add_option("--out", o->out, "folder for train_000000.bin, ..., val_000000.bin, manifest.json")->required();
   add_format(*verb, o->format);
   verb->add_option("--chat-template", o->chat_template,
                    "how conversations (messages) are written: chatml, or a file with a chat template; not set: the one "
                    "in the tokenizer's folder (chat_template.jinja, tokenizer_config.json), else chatml");
   add_learn(*verb, o->learn);
-  verb->add_flag("--skip-bad", o->skip_bad, "leave out lines of JSONL that are no records, and count them");
+  add_skip_bad(*verb, o->skip_bad);
   verb->add_option("--shard-tokens", o->shard_tokens, "tokens of a shard")
       ->check(within(at_least(1).up_to(INT32_MAX)))
       ->capture_default_str();
@@ -480,9 +428,7 @@ void add_data(CLI::App& app) {
   verb->add_option("--seed", o->seed, "seed of the choice of validation documents")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
-  verb->add_option("--threads", o->threads, "threads that tokenize; 0: one for each core")
-      ->check(within(at_least(0).up_to(1024)))
-      ->capture_default_str();
+  add_threads(*verb, o->threads, "tokenize");
   verb->add_option("--save-seconds", o->save_seconds,
                    "seconds between saved states from which a killed call can resume")
       ->check(within(at_least(0)))

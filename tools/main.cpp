@@ -45,8 +45,9 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
 // option may be missing only because its name is misspelt.
 std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   std::string text = CLI::FailureMessage::simple(app, error);
-  std::vector<const CLI::App*> parsed = {app};
-  for (const CLI::App* verb : app->get_subcommands()) parsed.push_back(verb);
+  std::vector<const CLI::App*> parsed = {app};  // then the verb, then its own verb
+  for (size_t i = 0; i < parsed.size(); ++i)
+    for (const CLI::App* verb : parsed[i]->get_subcommands()) parsed.push_back(verb);
   std::vector<std::string> options;
   for (const CLI::Option* option : parsed.back()->get_options())
     for (const std::string& name : option->get_lnames()) options.push_back("--" + name);

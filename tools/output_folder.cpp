@@ -99,6 +99,13 @@ void write_output_folder(const std::string& out, const std::function<void(const 
   sync_folder(parent);
 }
 
+void check_output_place(const std::string& out) {
+  fs::path existing = fs::path(out).parent_path();
+  std::error_code unknown;
+  while (!fs::exists(existing, unknown) && existing.has_relative_path()) existing = existing.parent_path();
+  AtomicFile removed_again((existing / fs::path(out).filename()).string());
+}
+
 void check_output_file(const std::string& option, const std::string& path) {
   std::error_code unknown;
   if (fs::is_directory(path, unknown)) fail_usage("{}: {} is a folder, and a file is needed", option, path);

@@ -14,6 +14,9 @@ std::string check_output_folder(const std::string& out, const std::string& sourc
 // is removed first.
 void write_output_folder(const std::string& out, const std::function<void(const std::string& folder)>& write);
 
+// Throws, before a verb works for hours, if write_output_folder() could make nothing at `out`. Leaves nothing there.
+void check_output_place(const std::string& out);
+
 // Throws, before a verb works for hours, if no file can be written at this option's path: a UsageError if it is a
 // folder, else an Error. Leaves nothing there.
 void check_output_file(const std::string& option, const std::string& path);

@@ -9,6 +9,7 @@ void add_verbs(CLI::App& app) {
   add_chat(app);
   add_eval(app);
   add_score(app);
+  add_tokenizer(app);
   add_data(app);
   add_init(app);
   add_import(app);

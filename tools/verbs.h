@@ -16,6 +16,7 @@ void add_generate(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_score(CLI::App& app);
+void add_tokenizer(CLI::App& app);
 void add_data(CLI::App& app);
 void add_init(CLI::App& app);
 void add_import(CLI::App& app);

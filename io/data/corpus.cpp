@@ -56,11 +56,16 @@ std::optional<Record> record_of(const Work& work, const Work::Line& line, const 
   }
 }
 
+std::string text_of(const Record& record) {
+  std::string text;
+  for (const Record::Part& part : record.parts) text += part.text;
+  return text;
+}
+
 // Encodes a conversation, whose text is tokenized as a whole. A token is learned if any of its bytes is. A separator
 // with which a template begins, such as its bos_token, is the one that precedes the document.
 void encode_chat(const Record& record, const Tokenizer& tokenizer, EncodedPiece& piece) {
-  std::string text;
-  for (const Record::Part& part : record.parts) text += part.text;
+  const std::string text = text_of(record);
   std::vector<int32_t> tokens = tokenizer.encode(text);
   const bool same = tokenizer.decode(tokens) == text;
   std::vector<size_t> ends;
@@ -86,11 +91,12 @@ void encode_chat(const Record& record, const Tokenizer& tokenizer, EncodedPiece&
   piece.chats = true;
 }
 
-void encode(Work& work, const Tokenizer& tokenizer) {
+// tokenizer: the encoder, if it is one; null: what is learned of conversations does not matter.
+void encode(Work& work, const TextEncoder& encoder, const Tokenizer* tokenizer) {
   EncodedPiece& piece = work.piece;
   if (work.encoded) return;
   if (!work.piece.jsonl) {
-    tokenizer.append(work.text, piece.tokens);
+    encoder.append(work.text, piece.tokens);
     piece.parts[0].end = piece.tokens.size();
     return;
   }
@@ -100,9 +106,15 @@ void encode(Work& work, const Tokenizer& tokenizer) {
     if (!record || record->empty()) continue;
     const size_t begin = piece.tokens.size();
     if (record->masked && piece.first_masked.empty()) piece.first_masked = place, piece.learned.assign(begin, 1);
-    if (record->chat) encode_chat(*record, tokenizer, piece);
+    if (record->chat && tokenizer != nullptr) {
+      encode_chat(*record, *tokenizer, piece);
+    } else if (record->chat) {
+      const std::string text = text_of(*record);
+      encoder.append(text, piece.tokens);
+      piece.text_bytes += static_cast<int64_t>(text.size());
+    }
     for (const Record::Part& part : record->chat ? std::span<const Record::Part>() : std::span(record->parts)) {
-      if (!part.text.empty()) tokenizer.append(part.text, piece.tokens);
+      if (!part.text.empty()) encoder.append(part.text, piece.tokens);
       if (!piece.first_masked.empty()) piece.learned.resize(piece.tokens.size(), part.learned ? 1 : 0);
       piece.text_bytes += static_cast<int64_t>(part.text.size());
     }
@@ -114,8 +126,8 @@ void encode(Work& work, const Tokenizer& tokenizer) {
 // takes pieces from done_ in reading order.
 class Pipeline {
  public:
-  Pipeline(const CorpusOptions& options, const Tokenizer& tokenizer)
-      : options_(options), tokenizer_(tokenizer), most_(2 * options.threads + 2) {}
+  Pipeline(const CorpusOptions& options, const TextEncoder& encoder, const Tokenizer* tokenizer)
+      : options_(options), encoder_(encoder), tokenizer_(tokenizer), most_(2 * options.threads + 2) {}
   ~Pipeline() {
     {
       const std::lock_guard lock(mutex_);
@@ -180,7 +192,7 @@ class Pipeline {
       lock.unlock();
       std::exception_ptr error;
       try {
-        encode(work, tokenizer_);
+        encode(work, encoder_, tokenizer_);
       } catch (...) { error = std::current_exception(); }
       lock.lock();
       done_.emplace(work.number, Done{std::move(work.piece), error});
@@ -293,15 +305,17 @@ class Pipeline {
   }
 
   // Makes `work` from the beginning of a text file, which is one document, and returns the bytes that it uses. A
-  // document that fits into one piece is encoded later, by any encoding thread. A longer document's pieces are encoded
-  // here, because only their tokens determine where the next piece begins.
+  // document that fits into one piece is encoded later, by any encoding thread, and so are a longer document's pieces
+  // if the encoder knows where to cut them. Otherwise they are encoded here, because only their tokens determine where
+  // the next piece begins.
   size_t take_text(std::string_view text, bool end, Work& work, CorpusPosition& at) const {
     EncodedPiece& piece = work.piece;
     size_t used = text.size();
     if (!end) {
-      used = tokenizer_.append_prefix(text, piece.tokens);
+      used = encoder_.safe_cut(text);
+      work.encoded = used == 0;
+      if (work.encoded) used = encoder_.append_prefix(text, piece.tokens);
       if (used == 0) return 0;
-      work.encoded = true;
     }
     const bool begins = !at.in_document;
     at.in_document = !end;
@@ -311,7 +325,8 @@ class Pipeline {
   }
 
   const CorpusOptions& options_;
-  const Tokenizer& tokenizer_;
+  const TextEncoder& encoder_;
+  const Tokenizer* const tokenizer_;
   const int64_t most_;  // most pieces in memory
 
   std::mutex mutex_;
@@ -326,11 +341,16 @@ class Pipeline {
 
 }  // namespace
 
+void encode_corpus(const CorpusOptions& options, const TextEncoder& encoder, const CorpusPosition& from,
+                   const std::function<void(const EncodedPiece&)>& body) {
+  Pipeline(options, encoder, nullptr).run(from, body);
+}
+
 void encode_corpus(const CorpusOptions& options, const Tokenizer& tokenizer, const CorpusPosition& from,
                    const std::function<void(const EncodedPiece&)>& body) {
   CorpusOptions complete = options;
   complete.chat = with_format(options.chat, tokenizer);
-  Pipeline(complete, tokenizer).run(from, body);
+  Pipeline(complete, tokenizer, &tokenizer).run(from, body);
 }
 
 }  // namespace triad

@@ -66,5 +66,8 @@ struct EncodedPiece {
 // line and offset, after delivering all pieces before it.
 void encode_corpus(const CorpusOptions&, const Tokenizer&, const CorpusPosition& from,
                    const std::function<void(const EncodedPiece&)>& body);
+// The same for an encoder that is no tokenizer: no masks of conversations, and chat.format may not be null.
+void encode_corpus(const CorpusOptions&, const TextEncoder&, const CorpusPosition& from,
+                   const std::function<void(const EncodedPiece&)>& body);
 
 }  // namespace triad

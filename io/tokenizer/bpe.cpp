@@ -5,16 +5,14 @@
 #include <cstring>
 #include <utility>
 
+#include "io/tokenizer/pair_counts.h"
+
 namespace triad {
 
 namespace {
 
 // The largest word, in bytes, for which scanning all pairs is faster than a heap.
 constexpr size_t kShortWord = 128;
-
-uint64_t pair_of(int32_t left, int32_t right) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-}
 
 // Multiplier of Fibonacci hashing: the product's top bits are well mixed.
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;

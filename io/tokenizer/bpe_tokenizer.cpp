@@ -88,8 +88,7 @@ void BpeTokenizer::append(std::string_view text, std::vector<int32_t>& out) cons
     const size_t valid = utf8_prefix(text);
     if (valid > 0) encode_utf8(text.substr(0, valid), false, *workspace, out);
     text.remove_prefix(valid);
-    size_t invalid = 0;
-    while (invalid < text.size() && utf8_prefix(text.substr(invalid, 4)) == 0) ++invalid;
+    const size_t invalid = invalid_prefix(text);
     if (invalid > 0) bpe_.encode(text.substr(0, invalid), (*workspace).bpe, out);
     text.remove_prefix(invalid);
   }
@@ -104,8 +103,7 @@ size_t BpeTokenizer::append_prefix(std::string_view text, std::vector<int32_t>& 
     const size_t valid = utf8_prefix(rest);
     if (valid == rest.size() || is_cut_character(rest.substr(valid)))
       return done + encode_utf8(rest.substr(0, valid), true, *workspace, out);
-    size_t end = valid;  // index after the bytes that are not UTF-8
-    while (end < rest.size() && utf8_prefix(rest.substr(end, 4)) == 0) ++end;
+    const size_t end = valid + invalid_prefix(rest.substr(valid));
     if (end + 4 > rest.size()) return done + encode_utf8(rest.substr(0, valid), true, *workspace, out);
     if (valid > 0) encode_utf8(rest.substr(0, valid), false, *workspace, out);
     bpe_.encode(rest.substr(valid, end - valid), (*workspace).bpe, out);

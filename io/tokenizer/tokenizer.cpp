@@ -15,6 +15,8 @@ namespace triad {
 
 namespace fs = std::filesystem;
 
+size_t TextEncoder::safe_cut(std::string_view) const { return 0; }
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int32_t> tokens;
   append(text, tokens);

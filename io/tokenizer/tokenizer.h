@@ -10,27 +10,35 @@
 
 namespace triad {
 
-// A tokenizer. Threads may encode and decode concurrently.
-class Tokenizer {
+// What the reader of a corpus (io/data/corpus.h) hands texts to. Threads may encode concurrently.
+class TextEncoder {
  public:
-  struct File {
-    std::string name, content;
-    bool operator==(const File&) const = default;
-  };
-
-  virtual ~Tokenizer() = default;
-  virtual std::string name() const = 0;    // the name with which make_tokenizer makes this tokenizer
-  virtual int64_t vocab_size() const = 0;  // every token is in [0, vocab_size)
-  virtual int32_t eot() const = 0;         // the end-of-text token, which is written before each document
-  // The files from which make_tokenizer can rebuild this tokenizer in any folder.
-  virtual std::vector<File> files() const = 0;
-
+  virtual ~TextEncoder() = default;
   // Appends a text's tokens; the text may hold any bytes; adds no eot.
   virtual void append(std::string_view text, std::vector<int32_t>& out) const = 0;
   // Encodes the beginning of a text that will continue: appends the tokens that later text cannot change, and returns
   // how many bytes they encode. The caller passes the remaining bytes again, with more text. Returns 0 if no token is
   // certain.
   virtual size_t append_prefix(std::string_view text, std::vector<int32_t>& out) const = 0;
+  // A position at which a text that will continue can be cut without encoding it, because the two parts' tokens, one
+  // after the other, are those of the whole; 0 if none is known.
+  virtual size_t safe_cut(std::string_view text) const;
+};
+
+// A tokenizer. Threads may encode and decode concurrently.
+class Tokenizer : public TextEncoder {
+ public:
+  struct File {
+    std::string name, content;
+    bool operator==(const File&) const = default;
+  };
+
+  virtual std::string name() const = 0;    // the name with which make_tokenizer makes this tokenizer
+  virtual int64_t vocab_size() const = 0;  // every token is in [0, vocab_size)
+  virtual int32_t eot() const = 0;         // the end-of-text token, which is written before each document
+  // The files from which make_tokenizer can rebuild this tokenizer in any folder.
+  virtual std::vector<File> files() const = 0;
+
   std::vector<int32_t> encode(std::string_view text) const;
   // Concatenates the tokens' bytes. Throws for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;

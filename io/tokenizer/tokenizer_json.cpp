@@ -11,17 +11,14 @@
 #include "io/foreign_format.h"
 #include "io/json_config.h"
 #include "io/tokenizer/bpe_tokenizer.h"
+#include "io/tokenizer/tokenizer_file.h"
+#include "io/tokenizer/word_counter.h"
 
 namespace triad {
 
 namespace {
 
 using TokenJson = nlohmann::json;  // not ordered, because the ordered triad::Json would search keys linearly
-
-constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// Limit on token ids, far above real vocabularies. It bounds the token text table, which a wrong id would make huge, to
-// 84 MB.
-constexpr int64_t kMaxTokens = 1 << 21;
 
 // A value in the JSON file, with its key for messages.
 class Value {
@@ -75,15 +72,6 @@ class Value {
   const TokenJson* json_;
   std::string key_;
 };
-
-// byte_tokenizer_json()'s vocabulary. It spells byte 0 as itself, so that the character whose UTF-8 is that byte can be
-// a special token, and no other character is one.
-TokenJson byte_vocabulary() {
-  TokenJson vocab = TokenJson::object();
-  vocab[std::string(1, '\0')] = 0;
-  for (int byte = 1; byte < 256; ++byte) vocab[spell_byte(static_cast<uint8_t>(byte))] = byte;
-  return vocab;
-}
 
 class Vocabulary {
  public:
@@ -221,7 +209,7 @@ bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
   }
   if (type == "ByteLevel") {
     if (pre["add_prefix_space"].flag(true)) spec.splits.push_back({.prefix_space = true});
-    if (pre["use_regex"].flag(true)) spec.splits.push_back({.pattern = kGpt2Pattern});
+    if (pre["use_regex"].flag(true)) spec.splits.push_back({.pattern = pattern_of(WordSplit::gpt2)});
     return true;
   }
   if (type == "Digits") {
@@ -246,24 +234,14 @@ bool read_pre_tokenizer(const Value& pre, BpeSpec& spec) {
 // Finds the end-of-text token, which these files do not name: an added token with a usual name, or the only special
 // token; -1 if there is none.
 int32_t find_eot(const BpeSpec& spec) {
-  constexpr const char* kNames[] = {"<|endoftext|>",
-                                    "<|end_of_text|>",
-                                    "</s>",
-                                    "<eos>",
-                                    "<|eos|>",
-                                    "[EOS]",
-                                    "<|eot|>",
-                                    "<|eot_id|>",
-                                    "<\xef\xbd\x9c"
-                                    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
-                                    "<|bos|>"};
-  for (const char* name : kNames)
-    for (const AddedToken& token : spec.added)
-      if (token.content == name) return token.id;
+  std::vector<std::string> names;
+  for (const AddedToken& token : spec.added) names.push_back(token.content);
+  const std::string usual = usual_eot(names);
   const auto special = [](const AddedToken& t) { return t.special; };
-  if (std::count_if(spec.added.begin(), spec.added.end(), special) == 1)
-    return std::find_if(spec.added.begin(), spec.added.end(), special)->id;
-  return -1;
+  if (usual.empty() && std::count_if(spec.added.begin(), spec.added.end(), special) != 1) return -1;
+  return std::find_if(spec.added.begin(), spec.added.end(),
+                      [&](const AddedToken& t) { return usual.empty() ? t.special : t.content == usual; })
+      ->id;
 }
 
 // The separator named in the tokenizer file's folder; "" if there is none.
@@ -303,41 +281,21 @@ void choose_eot(BpeSpec& spec, const Vocabulary& vocabulary, const std::string& 
 
 }  // namespace
 
-std::string byte_tokenizer_json() {
-  const Json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  // In id order, which the file's readers expect.
-  Json vocab = Json::object();
-  std::vector<std::string> tokens(256);
-  const auto numbers = byte_vocabulary();
-  for (const auto& [token, id] : numbers.items()) tokens[id.get<size_t>()] = token;
-  for (size_t id = 0; id < tokens.size(); ++id) vocab[tokens[id]] = id;
-  const Json file = {{"version", "1.0"},
-                     {"truncation", nullptr},
-                     {"padding", nullptr},
-                     {"added_tokens", Json::array({{{"id", 0},
-                                                    {"content", tokens[0]},
-                                                    {"single_word", false},
-                                                    {"lstrip", false},
-                                                    {"rstrip", false},
-                                                    {"normalized", false},
-                                                    {"special", true}}})},
-                     {"normalizer", nullptr},
-                     {"pre_tokenizer", byte_level},
-                     {"post_processor", nullptr},
-                     {"decoder", byte_level},
-                     {"model",
-                      {{"type", "BPE"},
-                       {"dropout", nullptr},
-                       {"unk_token", nullptr},
-                       {"continuing_subword_prefix", nullptr},
-                       {"end_of_word_suffix", nullptr},
-                       {"fuse_unk", false},
-                       {"byte_fallback", false},
-                       {"ignore_merges", false},
-                       {"vocab", std::move(vocab)},
-                       {"merges", Json::array()}}}};
-  return dump_json(file, 2) + "\n";
+std::string usual_eot(std::span<const std::string> names) {
+  constexpr const char* kNames[] = {"<|endoftext|>",
+                                    "<|end_of_text|>",
+                                    "</s>",
+                                    "<eos>",
+                                    "<|eos|>",
+                                    "[EOS]",
+                                    "<|eot|>",
+                                    "<|eot_id|>",
+                                    "<\xef\xbd\x9c"
+                                    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+                                    "<|bos|>"};
+  for (const char* usual : kNames)
+    if (std::find(names.begin(), names.end(), usual) != names.end()) return usual;
+  return "";
 }
 
 std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const std::string& path,
@@ -352,7 +310,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& name, const st
   const Value model = root["model"];
   // The oldest tokenizer.json files have no model type.
   if (!model["type"].absent() && model.type() != "BPE") model["type"].refuse("BPE is understood");
-  if (model["vocab"].json() == byte_vocabulary() && model["merges"].list().empty()) {
+  if (model["vocab"].json() == TokenJson(byte_vocabulary()) && model["merges"].list().empty()) {
     if (!options.separator.empty()) refuse_separator(name, options.separator);
     return std::make_unique<ByteTokenizer>();
   }
@@ -398,7 +356,7 @@ std::unique_ptr<Tokenizer> read_bpe_pair(const std::string& name, const std::str
   TRIAD_CHECK(end_of_text >= 0, "{}: the vocabulary has no {}", vocabulary_path, kEndOfText);
   spec.added = {{.content = kEndOfText, .id = end_of_text, .special = true}};
   choose_eot(spec, vocabulary, vocabulary_path, options.separator);
-  spec.splits = {{.pattern = kGpt2Pattern}};
+  spec.splits = {{.pattern = pattern_of(WordSplit::gpt2)}};
   return std::make_unique<BpeTokenizer>(std::move(spec), options);
 }
 

@@ -111,6 +111,13 @@ void append_normalized(int options, std::string_view text, std::string& out) {
 
 }  // namespace
 
+size_t invalid_prefix(std::string_view text) {
+  constexpr size_t kLongest = 4;  // bytes of a character
+  size_t bytes = 0;
+  while (bytes < text.size() && utf8_prefix(text.substr(bytes, kLongest)) == 0) ++bytes;
+  return bytes;
+}
+
 bool is_white_space(uint32_t c) {
   return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
          c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;

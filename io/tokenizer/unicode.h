@@ -10,6 +10,8 @@
 
 namespace triad {
 
+// Number of bytes at a text's beginning that begin no UTF-8 character.
+size_t invalid_prefix(std::string_view text);
 // Whether a character has Unicode's property White_Space.
 bool is_white_space(uint32_t point);
 bool is_python_space(uint32_t point);  // what Python's str.isspace() and str.strip() take for white space

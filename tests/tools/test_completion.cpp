@@ -41,6 +41,9 @@ TEST_CASE("completion: verbs, options, config keys and their words follow what w
       {"triad eval --task=co", "--task=counting --task=copy "},
       {"triad train --resume l", "latest "},
       {"triad completion z", "zsh "},
+      {"triad tokenizer t", "train "},
+      {"triad tokenizer train --vo", "--vocab-size "},
+      {"triad tokenizer train --split q", "qwen "},
       {"triad train conf", ""},            // a file
       {"triad train --set a=1 conf", ""},  // a file too
       {"triad eval --checkpoint ru", ""},  // and an option's

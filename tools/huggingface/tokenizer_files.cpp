@@ -67,6 +67,19 @@ bool remove_chat_template(Json& origin) {
   return true;
 }
 
+std::vector<Tokenizer::File> special_token_files(const Tokenizer& tokenizer, const std::string& vocabulary,
+                                                 std::optional<int64_t> seq_len) {
+  // An end-of-text token precedes each document, so it begins texts, too.
+  const std::string eot = tokenizer.decode(std::array{tokenizer.eot()});
+  Json special = {{"bos_token", eot}, {"eos_token", eot}};
+  Json config = special;
+  config[kClassKey] = vocabulary == "tokenizer.json" ? kAnyClass : "GPT2Tokenizer";
+  if (vocabulary != "tokenizer.json") config["unk_token"] = special["unk_token"] = eot;
+  config["clean_up_tokenization_spaces"] = false;
+  if (seq_len) config["model_max_length"] = *seq_len;
+  return {{kConfigFile, json_file(config)}, {"special_tokens_map.json", json_file(special)}};
+}
+
 std::vector<Tokenizer::File> tokenizer_files(const Tokenizer& tokenizer, const Json& origin, const ExportClass& c,
                                              int64_t seq_len) {
   if (!tokenizer.available()) return {};
@@ -75,15 +88,7 @@ std::vector<Tokenizer::File> tokenizer_files(const Tokenizer& tokenizer, const J
   if (has_imported_tokens(origin)) {
     more = imported_files(origin, c);
   } else {
-    // An end-of-text token precedes each document, so it begins texts, too.
-    const std::string eot = tokenizer.decode(std::array{tokenizer.eot()});
-    Json special = {{"bos_token", eot}, {"eos_token", eot}};
-    Json config = special;
-    config[kClassKey] = files.front().name == "tokenizer.json" ? kAnyClass : "GPT2Tokenizer";
-    if (files.front().name != "tokenizer.json") config["unk_token"] = special["unk_token"] = eot;
-    config["clean_up_tokenization_spaces"] = false;
-    config["model_max_length"] = seq_len;
-    more = {{kConfigFile, json_file(config)}, {"special_tokens_map.json", json_file(special)}};
+    more = special_token_files(tokenizer, files.front().name, seq_len);
   }
   files.insert(files.end(), more.begin(), more.end());
   return files;

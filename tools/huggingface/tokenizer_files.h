@@ -1,5 +1,7 @@
 // An exported model's tokenizer files, as transformers' AutoTokenizer reads them.
 #pragma once
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,9 @@ namespace triad {
 // if the model still has its tokens: origin comes from origin_for_tokens(). None if the model has no tokenizer.
 // seq_len: the training length, transformers' model_max_length.
 std::vector<Tokenizer::File> tokenizer_files(const Tokenizer&, const Json& origin, const ExportClass&, int64_t seq_len);
+// The two small ones, for a tokenizer that was not imported. vocabulary: the file that holds its vocabulary.
+std::vector<Tokenizer::File> special_token_files(const Tokenizer&, const std::string& vocabulary,
+                                                 std::optional<int64_t> seq_len);
 
 // Adds the chat template that was trained to a model's files, in place of any other.
 void set_chat_template(std::vector<Tokenizer::File>& files, const ChatFormat&);

@@ -68,8 +68,8 @@ void add_train(CLI::App& app) {
       resolve_shards(loaded.config);
     else if (!complete)
       resolve_moved_shards(loaded.config);
+    loaded.config.check_run();  // before the data is read
     if (!complete) resolve_documents(loaded.config, o->resume);
-    loaded.config.check_run();
     train({.config = loaded.config,
            .environment = loaded.environment,
            .resume = o->resume,

@@ -177,7 +177,7 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
        2,
        {"data.packing is best_fit", "kind synthetic", "data.packing=stream"},
        ""},
-      {"negative number of documents", set("data.max_documents=-1"), 2, {"data.max_documents", "-1"}, ""},
+      {"negative number of documents", set("data.max_documents=-2"), 2, {"data.max_documents", "-2"}, ""},
       {"a fraction of documents", set("data.max_documents=2.5"), 2, {"data.max_documents", "2.5", "integer"}, ""},
       {"a number for a switch", set("log.stats=3"), 2, {"log.stats", "3"}, ""},
       {"unsafe long run", set("train.steps=5000"), 2, {"train.save_every", "5000", "allow_unsafe"}, ""},

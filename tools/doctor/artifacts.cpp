@@ -137,9 +137,11 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
 
 std::string final_message(const std::string& output_path) {
   const std::vector<std::string> lines = whole_lines(output_path);
-  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
-    if (line->starts_with("triad:")) return shortened(*line, 400);
-  return lines.empty() ? "it printed nothing" : shortened(lines.back());
+  const auto is_message = [](const std::string& line) { return line.starts_with("triad:"); };
+  auto line = std::find_if(lines.rbegin(), lines.rend(), is_message);
+  if (line == lines.rend()) return lines.empty() ? "it printed nothing" : shortened(lines.back());
+  while (std::next(line) != lines.rend() && is_message(*std::next(line))) ++line;  // advice follows the error
+  return shortened(*line, 400);
 }
 
 std::string tail(const std::string& path, size_t lines) {

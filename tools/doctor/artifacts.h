@@ -41,7 +41,8 @@ std::vector<double> numbers_of(const std::string& path, const std::string& tenso
 // |a - b| / |b| in Euclidean norms, or |a - b| if b is 0.
 double relative_difference(const std::vector<double>& a, const std::vector<double>& b);
 
-// The last output line that begins with "triad:" (an error message); without one, the last line.
+// The first of the output's last lines that begin with "triad:" (an error message, then advice); without one, the last
+// line.
 std::string final_message(const std::string& output_path);
 std::string tail(const std::string& path, size_t lines);  // a file's last lines; "" if it does not exist
 

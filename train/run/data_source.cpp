@@ -184,10 +184,12 @@ Packing packing_of(const Config& c) {
   const std::vector<TrainStage> stages = stages_of(c.train);
   if (std::any_of(stages.begin(), stages.end(), is_shorter)) return Packing::stream;
   bool chats = false;
-  if (c.data.kind == DataKind::text) chats = begins_with_conversation(c.data.paths(), c.data.format);
-  if (c.data.kind == DataKind::shards && knows_documents(c.data))
-    for (const ShardManifest& manifest : find_manifests(expand_shards(c.data.paths(), ShardSplit::train)).manifests)
-      chats = chats || !manifest.chat.is_null();
+  try {
+    if (c.data.kind == DataKind::text) chats = begins_with_conversation(c.data.paths(), c.data.format);
+    if (c.data.kind == DataKind::shards && knows_documents(c.data))
+      for (const ShardManifest& manifest : find_manifests(expand_shards(c.data.paths(), ShardSplit::train)).manifests)
+        chats = chats || !manifest.chat.is_null();
+  } catch (const Error&) {}  // ignored here: the run reports it when all ranks have joined, who then learn of it
   return chats ? Packing::best_fit : Packing::stream;
 }
 

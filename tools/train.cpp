@@ -68,7 +68,7 @@ void add_train(CLI::App& app) {
       resolve_shards(loaded.config);
     else if (!complete)
       resolve_moved_shards(loaded.config);
-    loaded.config.check_run();  // before the data is read
+    loaded.config.check_run();  // needs no data
     if (!complete) resolve_documents(loaded.config, o->resume);
     train({.config = loaded.config,
            .environment = loaded.environment,

@@ -74,9 +74,8 @@ void visit(DataConfig& c, V&& v) {
     Rule{});
   v("max_documents", c.max_documents,
     "the most documents in a row. stream: a row with more is an error, only with attend_within; 0: as many as the data "
-    "has. best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8; -1: as many as the data's "
-    "short "
-    "documents need to fill a row, which is the default for conversations",
+    "has. best_fit: a row that has as many is padded; 0: train.seq_len / 64, at least 8; -1: as many as the "
+    "data's short documents need to fill a row, which is the default for conversations",
     at_least(-1).up_to(1 << 24));
   v("needle_task", c.needle_task,
     "kind needle: keys: the value of a key; queries: the values of several keys, one after the other at the end; "

@@ -1,13 +1,17 @@
 #include "tests/support/dist_run.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <thread>
 
+#include "io/json_config.h"
 #include "io/weight_index.h"
 #include "tests/support/test.h"
 
@@ -31,6 +35,28 @@ std::string as_torchrun_would(int rank) {
       "export RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 OMP_NUM_THREADS=1 "
       "MASTER_PORT={1}; ",
       rank, reserved_port());
+}
+
+std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
+  std::vector<int> pids;
+  for (int r = 0; r < ranks; ++r) {
+    const std::string path = run + "/heartbeat_rank" + std::to_string(r) + ".jsonl";
+    for (int i = 0; i < 180000 && lines(path).size() < steps + 1; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    REQUIRE(lines(path).size() > steps);
+    pids.push_back(Json::parse(lines(path).front())["pid"].get<int>());
+  }
+  return pids;
+}
+
+bool all_gone(const std::vector<int>& pids) {
+  for (int i = 0; i < 60000; ++i) {
+    bool gone = true;
+    for (const int pid : pids) gone = gone && (kill(pid, 0) != 0);
+    if (gone) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
 }
 
 std::map<std::string, std::vector<float>> tensors(const std::string& path) {

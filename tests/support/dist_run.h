@@ -27,6 +27,11 @@ std::string run(const std::string& out, int ranks, const std::string& more = "")
 // rank that hangs because the other is gone.
 std::string as_torchrun_would(int rank);
 
+// Waits until all ranks have trained some steps, and returns their process ids, which are in their heartbeats.
+std::vector<int> pids_of(const std::string& run, int ranks, size_t steps);
+// Waits a minute at most. Returns true if all processes are gone.
+bool all_gone(const std::vector<int>& pids);
+
 // The tensors of a safetensors file, or of several with an index, by name; all must be F32. path: as in WeightIndex.
 std::map<std::string, std::vector<float>> tensors(const std::string& path);
 

@@ -26,29 +26,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Waits until all ranks have trained some steps, and returns their process ids, which are in their heartbeats.
-std::vector<int> pids_of(const std::string& run, int ranks, size_t steps) {
-  std::vector<int> pids;
-  for (int r = 0; r < ranks; ++r) {
-    const std::string path = run + "/heartbeat_rank" + std::to_string(r) + ".jsonl";
-    for (int i = 0; i < 180000 && lines(path).size() < steps + 1; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    REQUIRE(lines(path).size() > steps);
-    pids.push_back(Json::parse(lines(path).front())["pid"].get<int>());
-  }
-  return pids;
-}
-
-bool all_gone(const std::vector<int>& pids) {
-  for (int i = 0; i < 60000; ++i) {
-    bool gone = true;
-    for (const int pid : pids) gone = gone && (kill(pid, 0) != 0);
-    if (gone) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -231,8 +231,7 @@ void visit(NsaGroup& c, V&& v) {
   v("d_index", c.d_index, "selector index: width of its queries and its key; even", kIndexWidth);
   v("index_loss", c.index_loss, "selector index: weight of its loss, summed over the layers, in the objective",
     at_least(0));
-  v("select_every", c.every,
-    "tokens that share the list of the first of them, counted in the document; divides l_sel; on the CPU alone",
+  v("select_every", c.every, "tokens that share the list of the first of them, counted in the document; divides l_sel",
     kEvery);
   v("layers", c.layers,
     "layers that differ: a list of objects, each with layers and the keys of the group that they have other values of; "

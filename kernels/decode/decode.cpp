@@ -138,7 +138,7 @@ void nsa_decode(Context& ctx, Tensor out, const DecodeIn& in, const GateWeights&
   check_decode("nsa_decode", out, in.q, in.position, in.cache.k_win, in.cache.v_win);
   if (!in.lists.empty())
     check_tensor("nsa_decode: lists", in.lists, {in.q.size(0), 1, in.cache.k_win.size(2), c.n_sel}, DType::i32);
-  check_every(ctx, "nsa_decode", c);
+  check_every("nsa_decode", c);
   TRIAD_CHECK(c.every == 1 || !in.lists.empty() || !in.shared_lists.empty(),
               "nsa_decode: tokens share lists, and there is no memory for them");
   if (ctx.device.is_cuda()) {
@@ -183,7 +183,7 @@ void index_decode(Context& ctx, Tensor lists, ConstTensor iq, ConstTensor ik, Co
   check_tensor("index_decode: ik", ik, {B, ik.size(1), 1, iq.size(3)}, iq.dtype);
   check_tensor("index_decode: lists", lists, {B, 1, iq.size(2), o.n_sel}, DType::i32);
   check_tensor("index_decode: position", position, {B}, DType::i32);
-  check_every(ctx, "index_decode", o);
+  check_every("index_decode", o);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) return cuda::index_decode(ctx, lists, iq, ik, position, o);
   }

@@ -189,6 +189,8 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   vectors &= set_branch(a, 2, cache.k_win, cache.v_win, cache.k_win.size(1), probe.run[2]);
   if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>());
   if (!in.lists.empty()) a.lists = in.lists.ptr<int32_t>();
+  if (!in.shared_lists.empty()) a.shared_lists = in.shared_lists.ptr<int32_t>();
+  a.every = static_cast<int>(c.every);
   a.l = static_cast<int>(c.l), a.d = static_cast<int>(c.d), a.l_sel = static_cast<int>(c.l_sel);
   a.n_sel = static_cast<int>(c.n_sel), a.init_blocks = static_cast<int>(c.init_blocks);
   a.local_blocks = static_cast<int>(c.local_blocks);

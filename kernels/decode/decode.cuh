@@ -45,14 +45,20 @@ struct DecodeArgs {
 // NSA's arguments.
 template <class T>
 struct Decode : DecodeArgs<T, 3> {
-  const int32_t* lists;  // [B,Hkv,n_sel]: given lists; null: the compressed branch selects
+  const int32_t* lists;   // [B,Hkv,n_sel]: given lists; null: the compressed branch selects
+  int32_t* shared_lists;  // [B,Hkv,n_sel]: the last selection, if tokens share lists; else null
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
+  int every;        // tokens that share a list
   int tile_blocks;  // blocks that the selection scores at a time
   float* scores;    // [B,Hq,rows[0]]: the compressed branch's scores, times log2(e)
   float* gate;      // [3,B,Hkv]: each branch's factor in the output
   uint64_t* best;   // [B,Hkv,kClusterCtas,n_sel]: best blocks in each CTA's share of the candidates
 
   static __host__ __device__ int chunk_of(int branch) { return branch == 1 ? kSelectedChunk : kBranchChunk; }
+  // The lists that are there before the token at position `at` attends; null: the compressed branch selects.
+  __device__ const int32_t* given_lists(int at) const {
+    return lists == nullptr && at % every != 0 ? shared_lists : lists;
+  }
   // How many keys in a branch the token at position `at` attends to.
   __device__ int keys(int branch, int at) const {
     if (branch == 2) return min(this->rows[2], at + 1);

@@ -22,11 +22,14 @@ struct IndexDecode {
   Bthd<int32_t> lists;
   const int32_t* position;  // [B] the new token's position
   int groups, di, l_sel, n_sel, init_blocks, local_blocks;
+  int every;      // tokens that share a list
   int blocks;     // candidates at most
   float scale;    // 1 / sqrt(di)
   float* scores;  // [ceil(B * Hkv / kScoreColumns), blocks, kScoreStride]
 
   __device__ SelectionRule<int> rule(int b) const { return {position[b], l_sel, n_sel, init_blocks, local_blocks}; }
+  // Whether the new token selects; else it shares the last step's list.
+  __device__ bool selects(int b) const { return position[b] % every == 0; }
   // Scores of the list of sequence b and group g, spaced by kScoreStride.
   __device__ float* list_scores(int b, int g) const {
     const int list = b * groups + g;
@@ -42,7 +45,7 @@ __global__ void __launch_bounds__(kScoreThreads) index_scores_kernel(IndexDecode
   const int g = blockIdx.y, b = blockIdx.z, lane = threadIdx.x % 32;
   const SelectionRule<int> rule = a.rule(b);
   const int first = rule.init_end + static_cast<int>(blockIdx.x) * kScoreWarps, j = first + threadIdx.x / 32;
-  if (rule.lists_all() || first >= rule.candidate_end) return;
+  if (!a.selects(b) || rule.lists_all() || first >= rule.candidate_end) return;
   const T* const row = a.q.row(b, 0, g);
   for (int i = threadIdx.x; i < a.di; i += kScoreThreads) q[i] = to_float(row[i]) * a.scale;
   __syncthreads();
@@ -64,6 +67,7 @@ __global__ void __launch_bounds__(32) index_lists_kernel(IndexDecode<T> a) {
   pdl_wait();
   __shared__ Candidate collected[kCandidates];
   const int g = blockIdx.x, b = blockIdx.y;
+  if (!a.selects(b)) return;
   write_list<SignedOrder>(a.lists.row(b, 0, g), a.n_sel, a.list_scores(b, g), a.rule(b), 0, collected);
 }
 
@@ -86,6 +90,7 @@ void write_lists(Context& ctx, const Tensor& lists, const ConstTensor& iq, const
                          .n_sel = as_int(o.n_sel),
                          .init_blocks = as_int(o.init_blocks),
                          .local_blocks = as_int(o.local_blocks),
+                         .every = as_int(o.every),
                          .blocks = as_int(blocks),
                          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(iq.size(3)))),
                          .scores = alloc_floats(scope, rows * kScoreStride, "index scores")};

@@ -52,7 +52,7 @@ struct ListPlan : SelectionRule<int> {
   __device__ ListPlan(const Decode<T>& a, int at)
       : SelectionRule<int>(at, a.l_sel, a.n_sel, a.init_blocks, a.local_blocks),
         free(min(candidates(), slots)),
-        scored(a.lists == nullptr && !lists_all() && free > 0) {}
+        scored(a.given_lists(at) == nullptr && !lists_all() && free > 0) {}
   __device__ int listed() const { return init_end + free + current + 1 - local_begin; }
 };
 
@@ -159,11 +159,13 @@ __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMem
 }
 
 // Merges all shares' best, or reads the given list, and writes the selected blocks to memory.list in ascending order.
+// Lists that the next tokens share are stored by the first CTA.
 template <class T>
-__device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g) {
+__device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemory& memory, int b, int g, int at) {
   const int r = threadIdx.x;
-  if (a.lists != nullptr) {
-    if (r < plan.listed()) memory.list[r] = a.lists[(int64_t{b} * a.Hkv + g) * a.n_sel + r];
+  const int64_t list = (int64_t{b} * a.Hkv + g) * a.n_sel;
+  if (const int32_t* const given = a.given_lists(at); given != nullptr) {
+    if (r < plan.listed()) memory.list[r] = given[list + r];
     __syncthreads();
     return;
   }
@@ -186,6 +188,8 @@ __device__ void list_blocks(const Decode<T>& a, const ListPlan& plan, SelectMemo
   if (r < plan.init_end) memory.list[r] = r;
   if (r <= plan.current - plan.local_begin) free[plan.free + r] = plan.local_begin + r;
   __syncthreads();
+  if (a.shared_lists != nullptr && blockIdx.x == 0 && r < a.n_sel)
+    a.shared_lists[list + r] = r < plan.listed() ? memory.list[r] : -1;
 }
 
 // The kernel's shared memory: first a chunk's, which the combination reuses, then the selection's.
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Deco
       select_share(a, plan, memory, b, g, at);
       sync_cluster();
     }
-    list_blocks(a, plan, memory, b, g);
+    list_blocks(a, plan, memory, b, g, at);
     // The listed blocks' tokens are numbered as consecutive keys; only the last block may be incomplete.
     const int keys = (plan.listed() - 1) * a.l_sel + at % a.l_sel + 1;
 #pragma unroll 1

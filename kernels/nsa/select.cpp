@@ -27,11 +27,9 @@ void check_select(const ConstTensor& block_index, const ConstTensor& q, const Co
 
 }  // namespace
 
-void check_every(const Context& ctx, const char* op, const SelectOptions& o, const Documents& documents) {
+void check_every(const char* op, const SelectOptions& o, const Documents& documents) {
   if (o.every == 1) return;
   TRIAD_CHECK(o.every >= 1 && o.l_sel % o.every == 0, "{}: lists for {} tokens in blocks of {}", op, o.every, o.l_sel);
-  TRIAD_CHECK(!ctx.device.is_cuda(), "{}: nsa.select_every is {}: GPUs have no kernels for lists that tokens share", op,
-              o.every);
   TRIAD_CHECK(documents.part.first_query == 0, "{}: {} tokens share a list, and the queries begin at token {}", op,
               o.every, documents.part.first_query);
 }
@@ -40,7 +38,7 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
                 const SelectOptions& o, const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_select");
   check_select(block_index, q, k_cmp, lse_cmp, o, documents);
-  check_every(ctx, "nsa_select", o, documents);
+  check_every("nsa_select", o, documents);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
       ctx.routes.set_call(q, k_cmp);

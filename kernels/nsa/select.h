@@ -23,9 +23,9 @@ struct SelectOptions : CompressionBlocks {
   constexpr bool selects(int64_t t) const { return t % every == 0; }
 };
 
-// Throws an Error that names `op` if options.every is not 1, unless it divides l_sel, the device has kernels for it,
-// and the queries are all tokens of their rows.
-void check_every(const Context&, const char* op, const SelectOptions&, const Documents& documents = {});
+// Throws an Error that names `op` if options.every is not 1, unless it divides l_sel and the queries are all tokens of
+// their rows.
+void check_every(const char* op, const SelectOptions&, const Documents& documents = {});
 
 // block_index [B,T,Hkv,n_sel] i32 overwritten  <-  q [B,T,Hq,dk] T, k_cmp [B,Tc,Hkv,dk] T, lse_cmp [B,T,Hq] acc
 // documents: positions and blocks are counted in each document, and lists hold ids (common/documents.h).

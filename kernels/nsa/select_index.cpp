@@ -29,7 +29,7 @@ void nsa_select_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTen
                       const Documents& documents) {
   const OpScope op_scope(ctx, "nsa_select_index");
   check_select(block_index, iq, ik, o, documents);
-  check_every(ctx, "nsa_select_index", o, documents);
+  check_every("nsa_select_index", o, documents);
   if (ctx.device.is_cuda()) {
     if constexpr (kBuiltWithCuda) {
       ctx.routes.set_call(iq, ik);

@@ -142,8 +142,12 @@ TEST_CASE("decode: on the GPU steps give the forward pass's logits", "[decode][g
   ModelConfig dense = gpu_config(Phi::avg, GateKind::softmax, 6, 2, 128);
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu;
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, swiglu", kGpuStd);
-  for (const auto& [name, model] : layer_variants(gpu_config(Phi::conv, GateKind::softmax, 6, 2, 64)))
+  for (auto [name, model] : layer_variants(gpu_config(Phi::conv, GateKind::softmax, 6, 2, 64))) {
     check_agreement(model, Device::cuda(), DType::f32, 1e-5, {0, 70}, name, kGpuStd);
+    model.nsa.every = 4;
+    model.resolve();
+    check_agreement(model, Device::cuda(), DType::f32, 1e-5, {0, 70}, fmt::format("{}, shared lists", name), kGpuStd);
+  }
   dense.qkv_bias = dense.qk_norm = true;
   check_agreement(dense, Device::cuda(), DType::f32, 1e-5, {0, 70}, "dense, qkv_bias and qk_norm", kGpuStd);
   other.qkv_bias = other.qk_norm = true;

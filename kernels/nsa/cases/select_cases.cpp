@@ -39,12 +39,16 @@ std::vector<OpCase> packed_cases() {
       packed(select_case("docs_33_64_65_127_l1_no_init", 1, 127, 2, 1, 8, {1, 1, 1, 6, 0, 1}), kMixed, 1),
       packed(select_case("docs_empty_tail_G6", 1, 127, 6, 1, 10, {8, 4, 8, 4}), kMixedPadded, 8),
       packed(select_case("docs_two_rows_G16", 2, 127, 16, 1, 8, {8, 4, 8, 5}), kTwoRows, 8),
+      packed(select_case("docs_33_64_65_127_G4_every_8", 1, 127, 8, 2, 8, {8, 4, 8, 4, 1, 2, 8}), kMixed, 8),
       packed(select_case("docs_one", 1, 127, 2, 1, 8, {8, 4, 8, 4}), {0, 127}, 8),
       packed(select_case("docs_64_of_4", 1, 256, 2, 1, 8, {4, 2, 4, 4}), equal_documents(64, 4), 4),
       packed(select_case("docs_781_2048", 1, 2048, 1, 1, 8, {32, 16, 64, 6}), kTwoLong, 64),
       // Hopper's kernel: each head width; tiles in which documents begin and end
       gpu_sized(packed(select_case("docs_130_131_700_1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 6}),
                        {0, 130, 131, 700, 1333}, 64)),
+      gpu_sized(
+          packed(select_case("docs_130_131_700_1333_dk64_G6_every_16", 1, 1333, 12, 2, 64, {32, 16, 64, 6, 1, 2, 16}),
+                 {0, 130, 131, 700, 1333}, 64)),
       gpu_sized(packed(select_case("docs_two_rows_dk128_G2_l'32", 2, 700, 4, 2, 128, {32, 16, 32, 6}),
                        {0, 331, 700, 701, 1400}, 32)),
       gpu_sized(
@@ -70,11 +74,15 @@ std::vector<OpCase> select_cases() {
       select_case("400_no_init", 1, 400, 16, 1, 60, {16, 8, 24, 6, 0, 1}),
       select_case("400_two_init", 1, 400, 8, 2, 192, {16, 8, 48, 6, 2, 3}),
       select_case("n_beyond_blocks", 1, 200, 4, 2, 32, {32, 16, 64, 16}),
+      select_case("2x127_l8_n4_every_4", 2, 127, 4, 2, 16, {8, 4, 8, 4, 1, 2, 4}),
+      select_case("333_l32_n5_G6_every_32", 1, 333, 6, 1, 64, {32, 16, 32, 5, 1, 2, 32}),
       select_case("400_ties", 1, 400, 4, 2, 32, {32, 16, 32, 5}, 0.0),
       // Hopper's kernel in bf16: each head width, selection blocks with 2, 4 and 8 compressed keys, odd and even
       // groups, partial tiles at the end
       select_case("1333_dk64_G6", 1, 1333, 12, 2, 64, {32, 16, 64, 8}),
       select_case("2x700_dk128_G3_l'32", 2, 700, 6, 2, 128, {32, 16, 32, 6}),
+      select_case("1333_dk64_G6_every_16", 1, 1333, 12, 2, 64, {32, 16, 64, 8, 1, 2, 16}),
+      gpu_sized(select_case("9000_dk64_G6_l'32_long_rows_every_2", 1, 9000, 6, 1, 64, {32, 16, 32, 8, 1, 2, 2})),
       gpu_sized(select_case("1500_dk192_G16_l'128", 1, 1500, 16, 1, 192, {32, 16, 128, 5})),
       // small groups at dk 128; wide tiles, the last case with columns that no head uses
       select_case("1333_dk128_G1", 1, 1333, 2, 2, 128, {32, 16, 64, 8}),

@@ -8,14 +8,14 @@ namespace triad {
 namespace {
 
 struct Blocks {
-  int64_t l_sel, n_sel, init_blocks = 1, local_blocks = 2;
+  int64_t l_sel, n_sel, init_blocks = 1, local_blocks = 2, every = 1;
 };
 
 OpCase select_case(std::string name, int64_t B, int64_t T, int64_t Hkv, int64_t di, const Blocks& blocks,
                    double std = 1.0, int64_t row_pad = 0) {
   SelectOptions o;
   o.l_sel = blocks.l_sel, o.n_sel = blocks.n_sel, o.init_blocks = blocks.init_blocks,
-  o.local_blocks = blocks.local_blocks;
+  o.local_blocks = blocks.local_blocks, o.every = blocks.every;
   OpCase c{.op = "nsa_select_index", .name = std::move(name)};
   c.args = {
       {.name = "iq", .role = ArgRole::constant, .shape = {B, T, Hkv, di}, .std = std, .row_pad = row_pad},
@@ -43,9 +43,12 @@ std::vector<OpCase> select_index_cases() {
       select_case("400_l48_two_init", 1, 400, 2, 10, {48, 6, 2, 3}),
       select_case("n_beyond_blocks", 1, 200, 2, 32, {64, 16}),
       select_case("5_below_a_block", 1, 5, 1, 2, {128, 16, 0, 1}),
+      select_case("2x127_l8_n4_every_8", 2, 127, 2, 16, {8, 4, 1, 2, 8}),
+      select_case("400_l24_every_3_strided", 1, 400, 3, 64, {24, 6, 1, 2, 3}, 1.0, 8),
       select_case("400_ties", 1, 400, 2, 32, {32, 5}, 0.0),
       packed(select_case("docs_1_2_3", 1, 3, 2, 10, {8, 4}), kSingleTokens, 8),
       packed(select_case("docs_33_64_65_127", 1, 127, 2, 8, {8, 4}), kMixed, 8),
+      packed(select_case("docs_33_64_65_127_every_4", 1, 127, 2, 8, {8, 4, 1, 2, 4}), kMixed, 8),
       packed(select_case("docs_33_64_65_127_l12_two_init", 1, 127, 1, 60, {12, 5, 2, 3}), kMixed, 12),
       packed(select_case("docs_33_64_65_127_ties", 1, 127, 1, 64, {4, 5}, 0.0), kMixed, 4),
       packed(select_case("docs_33_64_65_127_l1_no_init", 1, 127, 1, 8, {1, 6, 0, 1}), kMixed, 1),
@@ -62,6 +65,10 @@ std::vector<OpCase> select_index_cases() {
       gpu_sized(packed(select_case("docs_130_131_700_1333_l128", 1, 1333, 2, 64, {128, 3, 0, 1}),
                        {0, 130, 131, 700, 1333}, 128)),
       gpu_sized(packed(select_case("docs_3001_9000_l64", 1, 9000, 1, 64, {64, 8}), {0, 3001, 9000}, 64)),
+      gpu_sized(select_case("1100_l128_n4_di64_every_16", 1, 1100, 4, 64, {128, 4, 0, 1, 16})),
+      gpu_sized(select_case("2x9000_l64_n8_di128_every_64", 2, 9000, 2, 128, {64, 8, 1, 2, 64})),
+      gpu_sized(
+          packed(select_case("docs_3001_9000_l64_every_16", 1, 9000, 1, 64, {64, 8, 1, 2, 16}), {0, 3001, 9000}, 64)),
       portable_case(gpu_sized(select_case("2x3000_l64_n8_di128", 2, 3000, 2, 128, {64, 8}))),
       gpu_sized(select_case("9000_l64_n33_no_init", 1, 9000, 5, 64, {64, 33, 0, 1})),
       gpu_sized(select_case("9000_l128_n40_di80", 1, 9000, 1, 80, {128, 40, 0, 1})),

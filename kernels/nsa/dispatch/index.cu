@@ -7,6 +7,7 @@
 #include "kernels/nsa/gpu/index.cuh"
 #include "kernels/nsa/gpu/select.h"
 #include "kernels/nsa/gpu/select_index.h"
+#include "kernels/nsa/gpu/share_lists.h"
 #include "kernels/nsa/sm90/launch_index.h"
 
 namespace triad::cuda {
@@ -30,12 +31,15 @@ void nsa_select_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTen
     TRIAD_CHECK(length < kMaxSelectLength, "nsa_select_index: a length of {} is past the {} that the GPU counts to",
                 length, kMaxSelectLength);
   run_index(ctx, "nsa_select_index", iq.dtype, choose_select_index(ctx, iq, ik, o), [&](Index kernel) {
-    switch (kernel) {
-      case Index::sm90:
-        return select_index_sm90(ctx, block_index, iq, ik, o, documents);
-      case Index::portable:
-        return select_index_portable(ctx, block_index, iq, ik, o, documents);
-    }
+    const auto select = [&](Tensor lists, ConstTensor iq_rows, const SelectOptions& of_rows) {
+      switch (kernel) {
+        case Index::sm90:
+          return select_index_sm90(ctx, lists, iq_rows, ik, of_rows, documents);
+        case Index::portable:
+          return select_index_portable(ctx, lists, iq_rows, ik, of_rows, documents);
+      }
+    };
+    select_shared(ctx, block_index, o, documents, select, iq);
   });
 }
 

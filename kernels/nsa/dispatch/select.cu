@@ -4,6 +4,7 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/nsa/dispatch/choose.h"
 #include "kernels/nsa/gpu/select.h"
+#include "kernels/nsa/gpu/share_lists.h"
 #include "kernels/nsa/sm90/launch_select.h"
 
 namespace triad::cuda {
@@ -16,13 +17,18 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
   TRIAD_CHECK(o.l % o.d == 0 && o.l_sel % o.d == 0, "nsa_select: d {} does not divide l {} and l_sel {}", o.d, o.l,
               o.l_sel);
   const Select kernel = choose_select(ctx, q, k_cmp, o, documents);
-  record_route(ctx, "nsa_select", q.dtype, fused_name(kernel), "a shape that the fused selection lacks");
-  switch (kernel) {
-    case Select::sm90:
-      return select_sm90(ctx, block_index, q, k_cmp, lse_cmp, o, documents);
-    case Select::portable:
-      return select_portable(ctx, block_index, q, k_cmp, lse_cmp, o, documents);
-  }
+  // A fused tile's tokens are in one block, which strided rows seldom are, so that theirs are meant to be portable.
+  record_route(ctx, "nsa_select", q.dtype, fused_name(kernel),
+               selects_strided_rows(o, documents) ? "" : "a shape that the fused selection lacks");
+  const auto select = [&](Tensor lists, ConstTensor q_rows, ConstTensor lse_rows, const SelectOptions& of_rows) {
+    switch (kernel) {
+      case Select::sm90:
+        return select_sm90(ctx, lists, q_rows, k_cmp, lse_rows, of_rows, documents);
+      case Select::portable:
+        return select_portable(ctx, lists, q_rows, k_cmp, lse_rows, of_rows, documents);
+    }
+  };
+  select_shared(ctx, block_index, o, documents, select, q, lse_cmp);
 }
 
 }  // namespace triad::cuda

@@ -102,7 +102,8 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
   const int64_t first = documents.part.first_query, tokens = first + q.size(1);
   const int64_t B = q.size(0), Hkv = k_cmp.size(2), dk = q.size(3), G = q.size(2) / Hkv;
   const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxSelectLength)); };
-  const ConstTensor lse = lse_cmp.view({B, q.size(1), q.size(2), 1});
+  ConstTensor lse = lse_cmp;  // [B,T,Hq,1]
+  lse.rank = 4, lse.dim[3] = 1, lse.stride[3] = 1;
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     const bool vectors = all_have_vectors(kVector<T>, q, k_cmp);
     dispatch_held<T>(ceil_div(dk, kChunk), vectors, [&]<int kHeld>() {
@@ -116,7 +117,7 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
                          head_turn == G && carry_floats <= kSumFloats && k_cmp.stride[1] <= INT32_MAX;
       const int64_t sum_floats = pools ? carry_floats : kSumFloats;
       const int64_t work_bytes = Shared::bytes<T>(head_turn, chunks, sum_floats);
-      const int64_t score_floats = ceil_div(tokens, o.l_sel) * kScoreStride;
+      const int64_t score_floats = ceil_div(tokens * o.every, o.l_sel) * kScoreStride;
       const int64_t score_bytes = score_floats * static_cast<int64_t>(sizeof(float));
       const bool in_shared = work_bytes + score_bytes <= std::min(kSharedLimit, shared_limits(ctx).cta_bytes);
       const int64_t items = ceil_div(q.size(1), kTokens) * B * Hkv;
@@ -145,6 +146,7 @@ void select_portable(Context& ctx, Tensor block_index, ConstTensor q, ConstTenso
                         .n_sel = as_int(o.n_sel),
                         .init_blocks = as_int(o.init_blocks),
                         .local_blocks = as_int(o.local_blocks),
+                        .every = as_int(o.every),
                         .span = static_cast<int>(o.l / o.d),
                         .size = static_cast<int>(o.l_sel / o.d),
                         .scale = kExpBase<T> / std::sqrt(static_cast<float>(dk)),

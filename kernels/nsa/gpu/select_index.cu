@@ -31,12 +31,13 @@ struct SelectIndex {
   int first_token, tokens, keys;  // the tokens that have queries; rows of k
   int groups, depth;              // Hkv; di, rounded up to a multiple of kDepth
   int l_sel, n_sel, init_blocks, local_blocks;
+  int every;      // row t of q and block_index is that of token every * t (nsa/gpu/share_lists.h)
   int64_t items;  // one per tile of 16 tokens, sequence and group
   int64_t sequences_and_groups;
   float* slab;  // [CTAs, slab_stride]: scores; nullptr: they are in shared memory
   int64_t slab_stride;
   DocumentView documents;
-  __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
+  __device__ SelectionRule<int> rule(int t) const { return {t * every, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
 // The keys that a warp and a CTA multiply at a time.
@@ -144,7 +145,7 @@ void select_index_portable(Context& ctx, Tensor block_index, ConstTensor iq, Con
   const auto as_int = [](int64_t count) { return static_cast<int>(std::min(count, kMaxSelectLength)); };
   dispatch_gpu_float(iq.dtype, [&]<class T>() {
     const int64_t depth = align_up(iq.size(3), kDepth), work_bytes = SelectShared<T>::bytes(depth);
-    const int64_t score_floats = ceil_div(tokens, std::min(o.l_sel, tokens)) * kScoreStride;
+    const int64_t score_floats = ceil_div(tokens * o.every, std::min(o.l_sel, tokens * o.every)) * kScoreStride;
     const bool in_shared = work_bytes + 4 * score_floats <= std::min(kSharedLimit, shared_limits(ctx).cta_bytes);
     const int64_t items = ceil_div(iq.size(1), kTokens) * bgs;
     const int64_t ctas = in_shared ? items : std::min<int64_t>(items, 2 * ctx.num_sms);
@@ -165,6 +166,7 @@ void select_index_portable(Context& ctx, Tensor block_index, ConstTensor iq, Con
                            .n_sel = as_int(o.n_sel),
                            .init_blocks = as_int(o.init_blocks),
                            .local_blocks = as_int(o.local_blocks),
+                           .every = as_int(o.every),
                            .items = items,
                            .sequences_and_groups = bgs,
                            .slab = in_shared ? nullptr : scope.alloc(DType::f32, {ctas, score_floats}).ptr<float>(),

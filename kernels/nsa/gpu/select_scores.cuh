@@ -36,6 +36,7 @@ struct Select {
   int first_token, tokens;      // the tokens that have queries: [first_token, tokens), by default [0, T)
   int keys, groups, heads, dk;  // Tc, Hkv, query heads per group, head width
   int l, d, l_sel, n_sel, init_blocks, local_blocks;
+  int every;                     // row t of q, lse and block_index is that of token every * t (nsa/gpu/share_lists.h)
   int span, size;                // l / d and l_sel / d: compressed key and block length in units of d tokens
   float scale;                   // factor for q.k in probability()
   bool vectors;                  // whether rows of q and k consist of aligned 16-byte vectors
@@ -48,9 +49,9 @@ struct Select {
   int64_t slab_stride;
   DocumentView documents;
 
-  // For the token at position t in its document: how many compressed keys it sees, and its selection rule.
-  __device__ int visible(int t) const { return blocks_within(t + 1, l, d, keys); }
-  __device__ SelectionRule<int> rule(int t) const { return {t, l_sel, n_sel, init_blocks, local_blocks}; }
+  // For row t, counted in its document: how many compressed keys its token sees, and its selection rule.
+  __device__ int visible(int t) const { return blocks_within(t * every + 1, l, d, keys); }
+  __device__ SelectionRule<int> rule(int t) const { return {t * every, l_sel, n_sel, init_blocks, local_blocks}; }
 };
 
 // Returns a row's 16 bytes from `column` on. Elements from column dk on are 0, and so are all in a null row. vectors:

@@ -23,6 +23,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/nsa/gpu/share_lists.h"
 #include "kernels/nsa/sm90/launch_select.h"
 #include "kernels/nsa/sm90/select_scores.cuh"
 
@@ -397,9 +398,9 @@ bool select_sm90_supports(const ConstTensor& q, const ConstTensor& k_cmp, const 
   const int64_t dk = q.size(3), heads = q.size(2) / k_cmp.size(2), span = o.l / o.d, size = o.l_sel / o.d;
   const int64_t tokens = documents.empty() ? q.size(1) : documents.ids() * o.l_sel;  // tokens per sequence, as tiles
                                                                                      // cut it
-  return q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) && (dk == 64 || dk == 128 || dk == 192) &&
-         heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) && o.l_sel == size * o.d &&
-         (size == 2 || size == 4 || size == 8) && o.l_sel % kTokensOf<1> == 0 &&
+  return !selects_strided_rows(o, documents) && q.dtype == DType::bf16 && all_have_vectors(8, q, k_cmp) &&
+         (dk == 64 || dk == 128 || dk == 192) && heads <= 32 && o.l == span * o.d && (span == 1 || span == 2) &&
+         o.l_sel == size * o.d && (size == 2 || size == 4 || size == 8) && o.l_sel % kTokensOf<1> == 0 &&
          std::has_single_bit(static_cast<uint64_t>(o.l_sel)) && o.n_sel > o.init_blocks + o.local_blocks &&
          o.n_sel - o.init_blocks - o.local_blocks <= kMaxSlots && o.n_sel < (int64_t{1} << 16) && q.size(1) > 0 &&
          documents.part.tokens_or(q.size(1)) < (int64_t{1} << 27) && documents.part.first_query % kTokensOf<1> == 0 &&

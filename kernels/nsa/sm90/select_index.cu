@@ -26,6 +26,7 @@ struct SelectIndexArgs {
   SweepArgs sweep;
   View<int32_t> block_index;  // row t is that of token t
   int n_sel, init_blocks, local_blocks;
+  int every;  // row t of q and block_index is that of token every * t (nsa/gpu/share_lists.h)
 };
 
 template <int kPanels>
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kSweepThreads, 1)
   const SweepTile tile(a.sweep);
   begin_sweep(shared.sweep, a.sweep, tile);
   const auto rule_at = [&](int position) {
-    return SelectionRule<int>(position, kBlock, a.n_sel, a.init_blocks, a.local_blocks);
+    return SelectionRule<int>(position * a.every, kBlock, a.n_sel, a.init_blocks, a.local_blocks);
   };
   // The candidates of a segment's last token include those of the others.
   const auto set_keys = [&](Segment& segment) {
@@ -197,8 +198,12 @@ void select_index_sm90(Context& ctx, Tensor block_index, ConstTensor iq, ConstTe
   q.data -= first * q.row;
   View<int32_t> lists = make_view<int32_t>(block_index);
   lists.data -= first * lists.row;
-  const SelectIndexArgs a{make_sweep(ctx, q, iq, ik, first, documents), lists, static_cast<int>(o.n_sel),
-                          static_cast<int>(o.init_blocks), static_cast<int>(o.local_blocks)};
+  const SelectIndexArgs a{make_sweep(ctx, q, iq, ik, first, documents),
+                          lists,
+                          static_cast<int>(o.n_sel),
+                          static_cast<int>(o.init_blocks),
+                          static_cast<int>(o.local_blocks),
+                          static_cast<int>(o.every)};
   const auto run = [&]<int kPanels, int kBlock>() {
     launch(ctx, "nsa_select_index", select_index_sm90_kernel<kPanels, kBlock>, sweep_grid(a.sweep), dim3(kSweepThreads),
            sizeof(SelectIndexShared<kPanels>), a);

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Times attention by other programs on one GPU, forward and backward, at the shapes of kernels/README.md.
 
-    tests/baselines/peers/attention.py [--shapes 1x65536x12x2x64,...] [--peers cudnn,flash_nsa,...]
+    tests/baselines/peers/attention.py [--shapes 1x65536x12x2x64,...] [--peers triad,cudnn,flash_nsa,...] [--page FILE]
 
 A shape is BxTxHqxHkvxd: sequences, tokens, query heads, key heads, head width. Inputs are bf16 and normally distributed
 ("randn"). NSA has Triad's sizes: compression 32/16, 16 blocks of 64 (the first and the last two of them fixed), window
 512; fla and flash_msa have their own, see README.md. Prints rows of rows.jsonl; what a peer lacks is named on stderr.
+--page also writes them as a page of tables, a table for each shape.
 """
 import argparse
 import dataclasses
 import gc
 import importlib.metadata
+import pathlib
 
 import flash_attn_stand_in
 from measure import Clock, Failures, Missing, Rows, add_options, need, need_torch
@@ -55,14 +57,14 @@ class Problem:
 class Inputs:
     """Random q [B,T,Hq,d], k and v [B,T,Hkv,d], and the logits of NSA's gates [B,T,Hq,3]."""
 
-    def __init__(self, torch, shape):
-        self.torch, self.shape = torch, shape
+    def __init__(self, torch, shape, device):
+        self.torch, self.shape, self.device = torch, shape, device
         torch.manual_seed(0)
         self.q, self.gates = self.normal(shape.heads, shape.width), self.normal(shape.heads, 3)
         self.k, self.v = self.normal(shape.groups, shape.width), self.normal(shape.groups, shape.width)
 
     def normal(self, *row):
-        return self.torch.randn(self.shape.sequences, self.shape.tokens, *row, device="cuda",
+        return self.torch.randn(self.shape.sequences, self.shape.tokens, *row, device=self.device,
                                 dtype=self.torch.bfloat16, requires_grad=True)
 
     def bounds(self, tokens):
@@ -164,6 +166,55 @@ def flash_msa(torch, inputs):
                    [index_q, index_k, q, k, v], keeps_graph=False)
 
 
+def triad_nsa():
+    return need("triad_nsa", "pip install ./tools/pytorch")
+
+
+def triad(torch, inputs):
+    """NSA by Triad's package for PyTorch, with a gate for each group."""
+    gates = inputs.normal(inputs.shape.groups, 3)
+    attend = triad_nsa().attention
+    return Problem(lambda: attend(inputs.q, inputs.k, inputs.v, gates.sigmoid()), [inputs.q, inputs.k, inputs.v, gates])
+
+
+def triad_index(width):
+    """One softmax over the blocks that an index of this width selects, with the loss of the index."""
+
+    def problem(torch, inputs):
+        index_q, index_k = inputs.normal(inputs.shape.groups, width), inputs.normal(1, width)
+        attend = triad_nsa().indexed_attention
+        return Problem(lambda: attend(inputs.q, inputs.k, inputs.v, index_q, index_k, block=MSA_BLOCK, selected=ENTRIES,
+                                      init_blocks=0, local_blocks=1),
+                       [inputs.q, inputs.k, inputs.v, index_q, index_k])
+    return problem
+
+
+def random_lists(torch, inputs, block):
+    """Each token's own block and random blocks before it, ascending, -1 after the last: [B,T,Hkv,ENTRIES]."""
+    shape, device = inputs.shape, inputs.device
+    own = torch.arange(shape.tokens, device=device) // block
+    blocks = int(own[-1]) + 1
+    lists = torch.full((shape.sequences, shape.tokens, shape.groups, ENTRIES), -1, dtype=torch.int32, device=device)
+    for tokens in torch.arange(shape.tokens, device=device).split(4096):
+        rank = torch.rand(shape.sequences, len(tokens), shape.groups, blocks, device=device)
+        number, last = torch.arange(blocks, device=device), own[tokens][:, None, None]
+        rank = rank.masked_fill(number > last, -1).masked_fill(number == last, 2)
+        best = rank.topk(min(ENTRIES, blocks), dim=-1)
+        chosen = best.indices.masked_fill(best.values < 0, blocks).sort(dim=-1).values
+        lists[:, tokens, :, :chosen.shape[-1]] = chosen.masked_fill(chosen == blocks, -1).int()
+    return lists
+
+
+def triad_lists(block):
+    """One softmax over the blocks of lists that come from elsewhere."""
+
+    def problem(torch, inputs):
+        lists = random_lists(torch, inputs, block)
+        attend = triad_nsa().block_sparse_attention
+        return Problem(lambda: attend(inputs.q, inputs.k, inputs.v, lists, block=block), [inputs.q, inputs.k, inputs.v])
+    return problem
+
+
 @dataclasses.dataclass(frozen=True)
 class Peer:
     program: str  # as in rows.jsonl
@@ -173,6 +224,11 @@ class Peer:
 
 
 PEERS = {
+    "triad": Peer("Triad", "NSA", triad, "triad-nsa"),
+    "triad_index_64": Peer("Triad", "one softmax, index of 64", triad_index(64), "triad-nsa"),
+    "triad_index_128": Peer("Triad", "one softmax, index of 128", triad_index(128), "triad-nsa"),
+    "triad_lists_64": Peer("Triad", "given lists, blocks of 64", triad_lists(64), "triad-nsa"),
+    "triad_lists_128": Peer("Triad", "given lists, blocks of 128", triad_lists(128), "triad-nsa"),
     "cudnn": Peer("cuDNN", "dense", dense("CUDNN_ATTENTION")),
     "flash": Peer("FlashAttention-2", "dense", dense("FLASH_ATTENTION")),
     "flash_nsa": Peer("flash_nsa", "attention", flash_nsa, "flash-nsa"),
@@ -195,7 +251,7 @@ def version(peer, rows):
 def measure(torch, clock, rows, peer, shape):
     gc.collect()
     torch.cuda.empty_cache()
-    problem = peer.problem(torch, Inputs(torch, shape))
+    problem = peer.problem(torch, Inputs(torch, shape, "cuda" if clock.is_cuda else "cpu"))
 
     def forward():
         outputs = problem.call()
@@ -207,12 +263,14 @@ def measure(torch, clock, rows, peer, shape):
     grads = [torch.randn_like(outputs[0]), *map(torch.ones_like, outputs[1:])]  # after the output only losses
     backward(outputs, keeps_graph=False)
     del outputs
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    backward(forward(), keeps_graph=False)
-    torch.cuda.synchronize()
-    peak = (torch.cuda.max_memory_allocated() - before) / 1e9
+    peak = {}
+    if clock.is_cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        backward(forward(), keeps_graph=False)
+        torch.cuda.synchronize()
+        peak = {"peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 3)}
     forward_ms = clock.median_ms(forward)
     if problem.keeps_graph:
         outputs = forward()
@@ -221,8 +279,23 @@ def measure(torch, clock, rows, peer, shape):
         backward_ms = clock.median_ms(lambda: backward(forward(), keeps_graph=False)) - forward_ms
     said, case = version(peer, rows), f"{shape} randn"
     rows.add(peer.program, peer.op, case, "forward", {"ms": round(forward_ms, 4)}, version=said)
-    rows.add(peer.program, peer.op, case, "backward", {"ms": round(backward_ms, 4), "peak_gb": round(peak, 3)},
-             version=said)
+    rows.add(peer.program, peer.op, case, "backward", {"ms": round(backward_ms, 4), **peak}, version=said)
+
+
+def page(rows):
+    """The measurements as Markdown: for each shape a table of programs."""
+    first = rows.kept[0]
+    lines = ["# Attention by shape: Triad and other programs", "",
+             f"{first['gpu']}, {first['date']}, commit {first['commit']}, bf16, random inputs; medians in ms, with what "
+             "a call needs beyond its inputs.", "", "```sh", rows.command, "```"]
+    for case in dict.fromkeys(row["case"] for row in rows.kept):
+        lines += ["", f"## {case.removesuffix(' randn')}", "", "| program | attention | forward | backward | both | GB |",
+                  "| --- | --- | --- | --- | --- | --- |"]
+        of_case = [row for row in rows.kept if row["case"] == case]
+        for forward, backward in zip(of_case[::2], of_case[1::2]):
+            lines.append(f"| {forward['source'].split(' with ')[0].split('; ')[0]} | {forward['op']} | {forward['ms']:.3g} "
+                         f"| {backward['ms']:.3g} | {forward['ms'] + backward['ms']:.3g} | {backward.get('peak_gb', '')} |")
+    return "\n".join(lines) + "\n"
 
 
 def main():
@@ -230,6 +303,9 @@ def main():
     parser.add_argument("--shapes", default=SHAPES, type=lambda text: [Shape.parse(s) for s in text.split(",")],
                         help=f"shapes BxTxHqxHkvxd ({SHAPES})")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"some of {', '.join(PEERS)} (all)")
+    parser.add_argument("--page", type=pathlib.Path, help="also write the measurements as Markdown to this file")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"],
+                        help="cpu: to try the script; only Triad's functions and dense attention run there (cuda)")
     add_options(parser, seconds=0.2)
     args = parser.parse_args()
     peers = args.peers.split(",")
@@ -241,14 +317,16 @@ def main():
             for name in peers:
                 print(f"{PEERS[name].program}, {PEERS[name].op}, {shape} randn: forward, backward")
         return
-    torch = need_torch()
-    clock, rows, failures = Clock(torch, seconds=args.seconds), Rows(torch), Failures()
+    torch = need_torch(args.device)
+    clock, rows, failures = Clock(torch, args.device, args.seconds), Rows(torch, args.device), Failures()
     for shape in args.shapes:
         for name in peers:
             try:
                 measure(torch, clock, rows, PEERS[name], shape)
             except Exception as error:  # whatever a peer throws: the others are still measured
                 failures.add(f"{name}, {shape}", error)
+    if args.page and rows.kept:
+        args.page.write_text(page(rows))
     failures.leave()
 
 

@@ -149,12 +149,14 @@ class Rows:
         gpu = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         self.common = {"commit": commit(), "date": datetime.date.today().isoformat(), "gpu": gpu}
         self.command = " ".join([str(pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+        self.kept = []
         self.torch = f"PyTorch {'.'.join(torch.__version__.split('.')[:2])}"
 
     def add(self, program, op, case, way, figures, dtype="bf16", version=""):
         source = f"{version or self.torch}; {self.command}"
-        print(json.dumps({**self.common, "dtype": dtype, "what": "peer", "program": program, "op": op, "case": case,
-                          "pass": way, **figures, "source": source}), flush=True)
+        self.kept.append({**self.common, "dtype": dtype, "what": "peer", "program": program, "op": op, "case": case,
+                          "pass": way, **figures, "source": source})
+        print(json.dumps(self.kept[-1]), flush=True)
 
 
 class Failures:

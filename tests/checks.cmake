@@ -36,6 +36,7 @@ triad_python_test("chat: an imported model that was fine-tuned answers as in tra
 triad_python_test("tokenizer train: what the tokenizers library learns" tools/test_tokenizer_train.py $<TARGET_FILE:triad>)
 triad_python_test("checkpoints of several files: Python's loaders read them"
   tools/test_sharded_checkpoint.py $<TARGET_FILE:triad>)
+triad_python_test("packages: wheels, and which build they hold" tools/test_packages.py $<TARGET_FILE:triad>)
 if(NOT TRIAD_SANITIZE)  # the tests wait a few seconds for what must end in time
   triad_python_test("hosts: runs on several hosts, and how they end" hosts/test_hosts.py $<TARGET_FILE_DIR:triad>)
 endif()

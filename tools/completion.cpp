@@ -40,6 +40,7 @@ _triad() {
   compadd $end -a found
 }
 compdef _triad triad
+[[ $funcstack[1] != _triad ]] || _triad "$@"
 )";
 
 // A shell's words up to the cursor; the last one, which may be empty, is incomplete.

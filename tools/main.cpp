@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("Triad: a trainer for language models with Native Sparse Attention");
-  app.set_version_flag("--version", triad::version_text());
+  app.set_version_flag("--version", triad::version_and_parts);
   app.require_subcommand(1);
   app.failure_message(failure_text);
   triad::add_verbs(app);

@@ -28,7 +28,8 @@ class Link {
   virtual void finish() = 0;
 };
 
-// MPI is loaded on the first call, from libtriad_mpi.so in the program's folder, so the program also runs without MPI.
+// MPI is loaded on the first call, from libtriad_mpi.so in the program's folder or, where the program is installed, in
+// PREFIX/lib/triad. So the program also runs without MPI.
 // Throws if that fails, or if MPI's rank or world differs from the launcher's.
 std::unique_ptr<Link> open_mpi_link(const LaunchEnv&);
 std::string why_no_mpi();  // empty if MPI can be loaded

@@ -18,14 +18,17 @@ struct Loaded {
 
 Loaded load() {
   std::error_code unknown;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", unknown);
-  const std::string library = (program.parent_path() / "libtriad_mpi.so").string();
+  const std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", unknown).parent_path();
+  std::string library = (folder / "libtriad_mpi.so").string();
   if (!std::filesystem::exists(library, unknown))
-    return {nullptr, "this build has no MPI (install libopenmpi-dev and openmpi-bin, and configure again): " + library +
-                         " is not there"};
+    library = (folder.parent_path() / "lib/triad/libtriad_mpi.so").string();
+  if (!std::filesystem::exists(library, unknown))
+    return {nullptr,
+            "this build has no MPI: torchrun and srun start its ranks without it (a build from source has MPI where "
+            "libopenmpi-dev and openmpi-bin were installed when it was configured)"};
   // RTLD_GLOBAL, because the plugins that MPI loads need its symbols.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (handle == nullptr) return {nullptr, dlerror()};
+  if (handle == nullptr) return {nullptr, std::string(dlerror()) + " (openmpi-bin has it, if that is Open MPI's)"};
   const auto* functions = static_cast<const MpiFunctions*>(dlsym(handle, kMpiFunctionsSymbol));
   if (functions == nullptr) return {nullptr, dlerror()};
   return {functions, ""};

@@ -62,7 +62,7 @@ prints() { [[ $output == *"$1"* ]] || wrong "\"$1\" was expected"; }
 calls_has() { grep -qF -- "$1" "$calls" || wrong "no call \"$1\" in: $(tr '\n' ';' <"$calls")"; }
 calls_lack() { ! grep -qF -- "$1" "$calls" || wrong "a call \"$1\" in: $(tr '\n' ';' <"$calls")"; }
 
-for script in install.sh build.sh quickstart.sh test.sh; do
+for script in install.sh build.sh quickstart.sh test.sh package.sh; do
   machine
   run 0 $script --help
   prints "tools/$script"
@@ -183,6 +183,32 @@ machine cmake='echo "cmake version 4.0.2"' g++='echo 12.2.0' grep='[[ $* == *avx
 run 0 build.sh cpu
 prints "this CPU has no AVX2"
 calls_has "cmake --preset cpu -DTRIAD_MARCH=x86-64"
+
+# A package holds the build of the commit that is checked out, or nothing is packed.
+commit=0123456789ab
+git_of_commit='git=case $* in *rev-parse*) echo '$commit' ;; *status*) cat "${0%/bin/git}/changed" ;; esac'
+: >"$root/changed"
+# program_of COMMIT: build/cpu/triad, as built from this commit.
+program_of() {
+  printf '#!/bin/sh\necho "triad 0.1.0 (%s)"\n' "$1" >"$tree/build/cpu/triad"
+  chmod +x "$tree/build/cpu/triad"
+}
+machine "$git_of_commit"
+run 2 package.sh
+run 2 package.sh rpm
+prints "unknown argument rpm"
+run 1 package.sh wheel
+prints "there is no build/cpu/triad to pack: tools/build.sh cpu builds it"
+program_of 999999999999
+run 1 package.sh deb
+prints "build/cpu/triad is of commit 999999999999, and the checkout is at $commit"
+program_of $commit
+run 1 package.sh deb  # this cmake says nothing
+prints "build/cpu is older than the sources"
+echo " M model/layer.cpp" >"$root/changed"
+run 1 package.sh wheel
+prints "the checkout has changes that no commit holds ( M model/layer.cpp)"
+calls_lack "cmake --install"
 
 # A checkout that was moved, is not writable, or belongs to another user.
 machine

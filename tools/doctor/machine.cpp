@@ -204,7 +204,8 @@ void examine_environment(PhaseRun& v) {
     if (name.starts_with("NSA_")) variables += " " + name + "=" + value.get<std::string>();
   if (!variables.empty()) v.note("not passed on to later phases:" + variables);
   const std::string no_mpi = m["why_no_mpi"], no_nccl = m["why_no_nccl"], mpirun = m["mpirun"];
-  v.note(no_mpi.empty() ? (mpirun.empty() ? "MPI, but no mpirun" : "MPI (" + mpirun + ")") : "no MPI");
+  v.note(no_mpi.empty() ? (mpirun.empty() ? "MPI, but no mpirun" : "MPI (" + mpirun + ")")
+                        : "no MPI (torchrun and srun start ranks without it)");
   if (m["gpus"].empty() || v.options().device == "cpu") examine_products(v);
   if (!m["gpus"].empty()) v.note(no_nccl.empty() ? "NCCL" : "no NCCL (" + no_nccl + ")");
 }

@@ -1,57 +1,102 @@
 """The build backend of the wheel triad-nsa (PEP 517): packs the Python files and a libtriad_nsa.so that CMake has built.
 
-The library is, in this order: $TRIAD_NSA_LIBRARY; the newest build/*/libtriad_nsa.so of this repository; or the target
-triad_nsa, built here once by the preset `cuda` (`cpu` where there is no nvcc). The wheel holds no compiled Python
-module, so it serves every version of Python and of torch (py3-none-linux_x86_64).
+The library is, in this order: $TRIAD_NSA_LIBRARY; the newest build/*/libtriad_nsa.so of this repository, with CUDA if a
+GPU can be used here, else the CPU's; or the target triad_nsa, built here once by tools/build.sh (preset `cuda` only where
+nvcc and a GPU can be used). pip shows nothing of a build, so its progress goes to the terminal itself. The wheel holds
+no compiled Python module, so it serves every version of Python and of torch (py3-none-linux_x86_64).
 
   python3 tools/pytorch/build_wheel.py DIR     the wheel without pip
 """
-import base64
-import hashlib
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
-import zipfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "tools/package"))
+import wheel_file  # noqa: E402
+
 LIBRARY = "libtriad_nsa.so"
 TAG = "py3-none-linux_x86_64"
 
 
-def version():
-    return re.search(r"project\(triad\s+VERSION\s+([\d.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+class Progress:
+    """Writes to stderr, which pip shows only with -v, and to the terminal, if there is one behind pip."""
+
+    def __init__(self):
+        self.began = time.monotonic()
+        self.terminal = None
+        if not sys.stderr.isatty():
+            try:
+                self.terminal = open("/dev/tty", "w")  # noqa: SIM115
+            except OSError:
+                pass
+
+    def say(self, text, passing=False):
+        """passing: the next text takes the line's place."""
+        if not passing:
+            print(text, file=sys.stderr, flush=True)
+        if self.terminal:
+            self.terminal.write(f"\r\033[K  {text}" + ("" if passing else "\n"))
+            self.terminal.flush()
+
+    def show_build(self, line):
+        step = re.match(r"\[(\d+)/(\d+)\]", line)
+        if step:
+            self.say(f"triad-nsa: built {step[1]} of {step[2]} files, {time.monotonic() - self.began:.0f} s", passing=True)
+        print(line, end="", file=sys.stderr, flush=True)
 
 
-def newest_build():
-    """Returns the newest build of the library, or None. A build with sanitizers needs their runtime before Python."""
-    found = [path for path in ROOT.glob(f"build/*/**/{LIBRARY}") if "debug" not in path.parts[len(ROOT.parts) + 1]]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+def in_common(function):
+    """What a function of tools/common.sh prints: the reason against something, or nothing."""
+    return subprocess.run(["bash", "-c", f"source '{ROOT}/tools/common.sh'; {function}"], capture_output=True, text=True).stdout.strip()
 
 
-def build_library():
-    preset = "cuda" if shutil.which("nvcc") or pathlib.Path("/usr/local/cuda/bin/nvcc").exists() else "cpu"
-    for command in (["cmake", "--preset", preset], ["cmake", "--build", "--preset", preset, "--target", "triad_nsa"]):
-        print("+", " ".join(command), file=sys.stderr, flush=True)
-        try:
-            subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"triad-nsa: there is no {LIBRARY} in {ROOT}/build, and building it failed: {error}") from error
-    return newest_build()
+def cached(library, name):
+    """A variable of the build that made the library; empty if there is none."""
+    cache = next((folder / "CMakeCache.txt" for folder in library.parents if (folder / "CMakeCache.txt").is_file()), None)
+    found = re.search(rf"^{name}:\w+=(.*)$", cache.read_text(), re.M) if cache else None
+    return found[1] if found and not found[1].endswith("NOTFOUND") else ""
 
 
-def library():
+def newest_build(gpu):
+    """Returns the newest build of the library that suits this machine, or None. gpu: whether a GPU can be used. A build
+    for the CPU serves a machine with a GPU, too, if it is the only one, and a build with CUDA a machine without."""
+    found = [path for path in ROOT.glob(f"build/*/**/{LIBRARY}")
+             if cached(path, "TRIAD_SANITIZE") in ("", "OFF") and cached(path, "CMAKE_BUILD_TYPE") in ("", "Release")]
+    return max(found, key=lambda path: (bool(cached(path, "CMAKE_CUDA_COMPILER")) == gpu, path.stat().st_mtime), default=None)
+
+
+def build_library(gpu, progress):
+    preset = "cuda" if gpu and not in_common("nvcc_problem") else "cpu"
+    progress.say(f"triad-nsa: there is no {LIBRARY} in {ROOT}/build: building it once (preset {preset})")
+    command = [str(ROOT / "tools/build.sh"), preset, "triad_nsa"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as build:
+        lines = []
+        for line in build.stderr:
+            lines.append(line)
+            progress.show_build(line)
+    if build.returncode != 0:
+        raise SystemExit(f"triad-nsa: there is no {LIBRARY} in {ROOT}/build, and building it failed: " + "".join(lines[-20:]))
+    return newest_build(gpu)
+
+
+def library(progress):
     chosen = os.environ.get("TRIAD_NSA_LIBRARY")
     if chosen:
         if not pathlib.Path(chosen).is_file():
             raise SystemExit(f"triad-nsa: TRIAD_NSA_LIBRARY is {chosen}, which is no file")
         return pathlib.Path(chosen)
-    path = newest_build() or build_library()
+    gpu = not in_common("gpu_problem")
+    path = newest_build(gpu) or build_library(gpu, progress)
     if path is None:
         raise SystemExit(f"triad-nsa: the target triad_nsa made no {LIBRARY} in {ROOT}/build")
+    if gpu and not cached(path, "CMAKE_CUDA_COMPILER"):
+        progress.say("triad-nsa: this machine has a GPU, but the build is for the CPU; for the GPU: tools/build.sh cuda triad_nsa, "
+                     "then install again")
     return path
 
 
@@ -59,32 +104,18 @@ def metadata():
     text = (HERE / "pyproject.toml").read_text()
     field = lambda name: re.search(rf'^{name} = "(.*)"$', text, re.M).group(1)  # noqa: E731
     needs = re.search(r"^dependencies = \[(.*)\]$", text, re.M).group(1)
-    lines = ["Metadata-Version: 2.1", "Name: triad-nsa", f"Version: {version()}", f"Summary: {field('description')}",
-             f"Requires-Python: {field('requires-python')}"]
+    lines = [f"Summary: {field('description')}", f"Requires-Python: {field('requires-python')}"]
     lines += [f"Requires-Dist: {need}" for need in re.findall(r'"(.*?)"', needs)]
-    return "\n".join([*lines, "Description-Content-Type: text/markdown", "", (HERE / "README.md").read_text()])
+    return [*lines, "Description-Content-Type: text/markdown", "", (HERE / "README.md").read_text()]
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    source = library().resolve()
-    print(f"triad-nsa: packs {source}", file=sys.stderr)
-    info = f"triad_nsa-{version()}.dist-info"
+    progress = Progress()
+    source = library(progress).resolve()
+    progress.say(f"triad-nsa: packs {source}")
     files = {f"triad_nsa/{path.name}": path.read_bytes() for path in sorted((HERE / "src/triad_nsa").glob("*.py"))}
     files[f"triad_nsa/{LIBRARY}"] = source.read_bytes()
-    files[f"{info}/METADATA"] = metadata().encode()
-    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: triad\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode()
-    record = "".join(
-        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
-        for name, data in files.items())
-    files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
-    name = f"triad_nsa-{version()}-{TAG}.whl"
-    with zipfile.ZipFile(pathlib.Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for path, data in files.items():
-            entry = zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0))  # no time: equal files give an equal wheel
-            entry.external_attr = (0o755 if path.endswith(".so") else 0o644) << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            wheel.writestr(entry, data)
-    return name
+    return wheel_file.write_wheel(wheel_directory, "triad-nsa", TAG, metadata(), files)
 
 
 def build_sdist(sdist_directory, config_settings=None):

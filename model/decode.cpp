@@ -12,6 +12,21 @@
 
 namespace triad {
 
+namespace {
+
+// Takes `first` off each block id in shared lists [..] i32 (-1: no block). No kernel does this, because lists are
+// shared on the CPU alone (nsa.select_every).
+void count_from(Context& ctx, const Tensor& lists, int64_t first) {
+  if (first == 0 || ctx.planning) return;
+  std::vector<int32_t> ids(static_cast<size_t>(lists.numel()));
+  read(ctx, ids.data(), lists);
+  for (int32_t& id : ids)
+    if (id >= 0) id -= static_cast<int32_t>(first);
+  write(ctx, lists, ids.data());
+}
+
+}  // namespace
+
 Decoder::LayerCache Decoder::alloc_cache(Arena& arena, const ModelConfig& c, int64_t B, int64_t S, DType dtype,
                                          int64_t layer) {
   const auto alloc_heads = [&](const char* name, int64_t rows, int64_t heads, int64_t width) {
@@ -80,33 +95,57 @@ Decoder::Decoder(Context& ctx, Arena& arena, Model& model, int64_t B, int64_t S)
   for (int64_t i = 0; i < c.n_layers; ++i) caches_.push_back(alloc_cache(arena, c, B, S, dtype, i));
 }
 
-void Decoder::forget(Context& ctx, int64_t b) {
-  length_[static_cast<size_t>(b)] = 0;
-  zero(ctx, position.slice(0, b, b + 1));
+void Decoder::forget(Context& ctx, std::span<const int64_t> sequences) {
+  for (const int64_t b : sequences) length_[static_cast<size_t>(b)] = 0;
+  write_positions(ctx);
 }
 
-void Decoder::prefill(Context& ctx, Activations& act, int64_t b, int64_t n) {
-  TRIAD_CHECK(act.B() == 1 && n >= 1 && n <= act.T() && n <= capacity_,
-              "a prefill of {} tokens: a pass over {} x {}, a cache of {}", n, act.B(), act.T(), capacity_);
+void Decoder::write_positions(Context& ctx) {
+  std::vector<int32_t> next;
+  for (const int64_t n : length_) next.push_back(static_cast<int32_t>(std::min(n, capacity_ - 1)));
+  write(ctx, position, next.data());
+}
+
+// Fills the cache from a pass for one of its documents. views: those of the pass.
+void Decoder::fill_cache(Context& ctx, const LayerCache& cache, LayerActivations& a, int64_t layer,
+                         const QkvViews& views, const Prompt& p, int64_t document) {
+  const ModelConfig& c = model_.config();
+  const NsaConfig& n = c.nsa_at(layer);
+  const auto from = [&](const auto& rows) { return rows.slice(1, p.begin, rows.size(1)); };
+  if (!cache.index_k.empty()) index_cache_fill(ctx, cache.index_k, p.b, p.n, from(views.index_k));
+  if (!cache.lists.empty()) {
+    const int64_t last = p.begin + p.n - 1;
+    const Tensor lists = cache.lists.slice(0, p.b, p.b + 1);
+    copy(ctx, lists, a.attention.nsa.block_index.slice(1, last, last + 1));
+    count_from(ctx, lists, p.begin / n.l_sel + document);
+  }
+  if (c.attention_of(layer) != AttentionKind::nsa)
+    return dense_cache_fill(ctx, cache.dense, p.b, p.n, from(views.k[0]), from(views.v[0]));
+  NsaIn in = nsa_in(views);
+  for (size_t b = 0; b < in.k.size(); ++b) in.k[b] = from(in.k[b]), in.v[b] = from(in.v[b]);
+  const auto blocks = [&](const Tensor& rows) {
+    return rows.slice(1, std::min(p.begin / n.d, rows.size(1)), rows.size(1));
+  };
+  nsa_cache_fill(ctx, cache.nsa, p.b, p.n, in, blocks(a.attention.nsa.k_cmp), blocks(a.attention.nsa.v_cmp));
+}
+
+void Decoder::prefill(Context& ctx, Activations& act, std::span<const Prompt> prompts) {
+  TRIAD_CHECK(act.B() == 1 && !prompts.empty() && (!act.bounds.empty() || prompts.size() == 1),
+              "a prefill of {} prompts in {} rows", prompts.size(), act.B());
+  for (const Prompt& p : prompts)
+    TRIAD_CHECK(p.n >= 1 && p.begin >= 0 && p.begin + p.n <= act.T() && p.n <= capacity_,
+                "a prefill of {} tokens from {} on: a pass over {} tokens, a cache of {}", p.n, p.begin, act.T(),
+                capacity_);
   model_.forward(ctx, act, nullptr, nullptr, [&](int64_t layer, LayerActivations& a) {
-    const AttentionKind kind = model_.config().attention_of(layer);
-    const QkvViews views = attended_qkv(a, model_.config(), kind, 1, act.T());
-    const LayerCache& cache = caches_[static_cast<size_t>(layer)];
-    if (!cache.index_k.empty()) index_cache_fill(ctx, cache.index_k, b, n, views.index_k);
-    if (!cache.lists.empty()) copy(ctx, cache.lists.slice(0, b, b + 1), a.attention.nsa.block_index.slice(1, n - 1, n));
-    switch (kind) {
-      case AttentionKind::dense:
-      case AttentionKind::selected:
-      case AttentionKind::window:
-        return dense_cache_fill(ctx, cache.dense, b, n, views.k[0], views.v[0]);
-      case AttentionKind::nsa:
-        return nsa_cache_fill(ctx, cache.nsa, b, n, nsa_in(views), a.attention.nsa.k_cmp, a.attention.nsa.v_cmp);
-    }
+    const QkvViews views = attended_qkv(a, model_.config(), model_.config().attention_of(layer), 1, act.T());
+    for (size_t i = 0; i < prompts.size(); ++i)
+      fill_cache(ctx, caches_[static_cast<size_t>(layer)], a, layer, views, prompts[i], static_cast<int64_t>(i));
   });
-  model_.logits(ctx, act, n - 1, logits.slice(0, b, b + 1));
-  length_[static_cast<size_t>(b)] = n;
-  const int32_t at = static_cast<int32_t>(std::min(n, capacity_ - 1));
-  write(ctx, position.slice(0, b, b + 1), &at);
+  for (const Prompt& p : prompts) {
+    model_.logits(ctx, act, p.begin + p.n - 1, logits.slice(0, p.b, p.b + 1));
+    length_[static_cast<size_t>(p.b)] = p.n;
+  }
+  write_positions(ctx);
 }
 
 Tensor Decoder::qkv_of(int64_t layer) const {

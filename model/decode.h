@@ -1,8 +1,9 @@
 // Decoding with a KV cache: after a prefill of any length, each step appends one token per sequence and computes the
 // same logits as a forward pass over the whole sequence has in its last row. The prefill is such a forward pass; a step
 // computes the same functions from the cache. Each sequence in a batch has its own length. On a GPU the logits' last
-// bits depend on the batch size (kernels/decode/skinny_linear.h).
+// bits depend on the batch size (kernels/decode/skinny_linear.h), but never on the other sequences.
 #pragma once
+#include <span>
 #include <vector>
 
 #include "kernels/decode/decode.h"
@@ -20,11 +21,18 @@ class Decoder {
   int64_t capacity() const { return capacity_; }
   // Tokens in sequence b's cache.
   int64_t length(int64_t b) const { return length_[static_cast<size_t>(b)]; }
-  void forget(Context&, int64_t b);  // empties sequence b's cache
+  // Empties these sequences' caches. In the steps after that such a sequence begins anew with tokens[b], which costs
+  // little: a sequence without a text is forgotten before each step.
+  void forget(Context&, std::span<const int64_t> sequences);
 
-  // Starts sequence b with the first n tokens in act.tokens [1,>=n]: fills the sequence's cache and logits[b]. Further
-  // tokens there are padding without effect.
-  void prefill(Context&, Activations& act, int64_t b, int64_t n);
+  // A text in a pass: the tokens [begin, begin + n) in act.tokens, with which sequence b starts.
+  struct Prompt {
+    int64_t b, begin, n;
+  };
+  // Starts sequences: one pass over act.tokens [1,T] fills their caches and logits[b]. Each prompt is a document of the
+  // row (act.bounds), in order; further tokens of a document are padding without effect. Without act.bounds there is
+  // one prompt, which begins at 0.
+  void prefill(Context&, Activations& act, std::span<const Prompt> prompts);
   // Appends tokens[b] to each sequence b and computes logits for the token after it. If a cache is full, its last row
   // is overwritten and the logits are meaningless. Positions are on the device, so that a step can be recorded in a
   // graph: record queue(), and call stepped() once per launch.
@@ -42,6 +50,7 @@ class Decoder {
   Tensor position;  // [B] i32: the next token's position in each sequence
 
  private:
+  void write_positions(Context&);      // the positions after length_ tokens
   Tensor qkv_of(int64_t layer) const;  // [B, the layer's qkv rows]: a part of qkv_
   void layer_step(Context&, int64_t layer, const DecodeProbe&);
   void attend(Context&, int64_t layer, const DecodeProbe&);
@@ -59,6 +68,9 @@ class Decoder {
     Tensor lists;      // [B,1,Hkv,n] i32: the lists that the last tokens share (nsa.select_every); absent if none do
   };
   static LayerCache alloc_cache(Arena&, const ModelConfig&, int64_t B, int64_t S, DType, int64_t layer);
+
+  void fill_cache(Context&, const LayerCache&, LayerActivations&, int64_t layer, const QkvViews&, const Prompt&,
+                  int64_t document);
 
   std::vector<LayerCache> caches_;
   void list_by_index(Context&, int64_t layer);

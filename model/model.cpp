@@ -118,25 +118,24 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
   need(gate, ctx, {segments.head()});
 }
 
-Tensor Model::final_norm(Context& ctx, Activations& act, Scratch::Scope& scope) {
-  const Tensor x = act.x(config_.n_layers);
+Tensor Model::final_norm(Context& ctx, Activations& act, int64_t begin, int64_t end, Scratch::Scope& scope) {
+  const Tensor x = act.x(config_.n_layers).slice(0, begin, end);
   Tensor h = scope.alloc(x.dtype, x.shape(), "norm_f(x)");
-  rmsnorm_forward(ctx, h, act.rrms_final, x, w_.norm_f, config_.norm_eps);
+  rmsnorm_forward(ctx, h, act.rrms_final.slice(0, begin, end), x, w_.norm_f, config_.norm_eps);
   return h;
 }
 
 void Model::loss(Context& ctx, Activations& act) {
   report_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor h = final_norm(ctx, act, scope);
+  const Tensor h = final_norm(ctx, act, 0, act.rows(), scope);
   classifier_forward(ctx, act.row_loss, h, w_.head, act.targets.view({act.rows()}), {.vocab = config_.vocab_size});
   layer_context(act, -1).expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
 }
 
 void Model::logits(Context& ctx, Activations& act, int64_t begin, Tensor logits) {
   Scratch::Scope scope(ctx.scratch);
-  const Tensor h = final_norm(ctx, act, scope);
-  linear_forward(ctx, logits, h.slice(0, begin, begin + logits.size(0)), w_.head);
+  linear_forward(ctx, logits, final_norm(ctx, act, begin, begin + logits.size(0), scope), w_.head);
 }
 
 void Model::open_grads(Context& ctx, GradSink* sink, int64_t segment) {

@@ -86,7 +86,7 @@ class Model {
 
  private:
   LayerContext layer_context(const Activations& act, int64_t layer) const;
-  Tensor final_norm(Context&, Activations& act, Scratch::Scope&);
+  Tensor final_norm(Context&, Activations& act, int64_t begin, int64_t end, Scratch::Scope&);  // rows [begin, end)
   void open_grads(Context&, GradSink*, int64_t segment);
 
   ModelConfig config_;

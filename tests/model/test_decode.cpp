@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "tests/support/decode_fixture.h"
-#include "tests/support/model_fixture.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -38,29 +37,6 @@ double largest_error(DecodeFixture& f, const std::vector<int32_t>& tokens,
     if (!std::isfinite(error)) break;
   }
   return largest;
-}
-
-// Models whose layers or branches differ from c's; with three layers, so kinds alternate.
-std::vector<std::pair<const char*, ModelConfig>> layer_variants(ModelConfig c) {
-  c.n_layers = 3, c.rope_original_len = 64;
-  ModelConfig mixed = c, shared = c;
-  mixed.dense_layers = "0:1,2:3", mixed.rope_scaling = RopeScaling::yarn;
-  shared.dense_layers = "1:2", shared.nsa.shared_kv = true, shared.rope_scaling = RopeScaling::llama3;
-  ModelConfig index = c, one_softmax = mixed;
-  index.nsa.selector = one_softmax.nsa.selector = Selector::index;
-  index.nsa.d_index = 10, index.qk_norm = true;
-  one_softmax.nsa.branches = Branches::selected, one_softmax.nsa.init_blocks = 0, one_softmax.nsa.local_blocks = 1;
-  one_softmax.nsa.gate = {};
-  ModelConfig layers = c;
-  layers.n_layers = 4, layers.qk_norm = true, layers.nsa.layers = layered_model().nsa.layers;
-  layers.nsa.layers[1].w = 40;
-  layers.resolve();
-  for (ModelConfig* each : {&mixed, &shared, &index, &one_softmax}) each->resolve();
-  return {{"mixed layers, yarn", mixed},
-          {"shared k and v, mixed layers, llama3", shared},
-          {"a taught index, qk_norm", index},
-          {"one softmax, mixed layers, yarn", one_softmax},
-          {"nsa.layers, qk_norm", layers}};
 }
 
 void check_agreement(const ModelConfig& config, Device device, DType dtype, double tolerance,

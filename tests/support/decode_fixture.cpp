@@ -1,5 +1,7 @@
 #include "tests/support/decode_fixture.h"
 
+#include <algorithm>
+
 #include "engine/rng.h"
 #include "tests/support/model_fixture.h"
 #include "train/inference.h"
@@ -20,14 +22,38 @@ ModelConfig gpu_config(Phi phi, GateKind gate, int64_t heads, int64_t groups, in
   return c;
 }
 
-DecodeFixture::DecodeFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, double std)
-    : config_(config), B_(B), T_(T), dtype_(dtype) {
+std::vector<std::pair<const char*, ModelConfig>> layer_variants(ModelConfig c) {
+  c.n_layers = 3, c.rope_original_len = 64;
+  ModelConfig mixed = c, shared = c;
+  mixed.dense_layers = "0:1,2:3", mixed.rope_scaling = RopeScaling::yarn;
+  shared.dense_layers = "1:2", shared.nsa.shared_kv = true, shared.rope_scaling = RopeScaling::llama3;
+  ModelConfig index = c, one_softmax = mixed;
+  index.nsa.selector = one_softmax.nsa.selector = Selector::index;
+  index.nsa.d_index = 10, index.qk_norm = true;
+  one_softmax.nsa.branches = Branches::selected, one_softmax.nsa.init_blocks = 0, one_softmax.nsa.local_blocks = 1;
+  one_softmax.nsa.gate = {};
+  ModelConfig layers = c;
+  layers.n_layers = 4, layers.qk_norm = true, layers.nsa.layers = layered_model().nsa.layers;
+  layers.nsa.layers[1].w = 40;
+  layers.resolve();
+  for (ModelConfig* each : {&mixed, &shared, &index, &one_softmax}) each->resolve();
+  return {{"mixed layers, yarn", mixed},
+          {"shared k and v, mixed layers, llama3", shared},
+          {"a taught index, qk_norm", index},
+          {"one softmax, mixed layers, yarn", one_softmax},
+          {"nsa.layers, qk_norm", layers}};
+}
+
+DecodeFixture::DecodeFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, double std,
+                             int64_t most_documents)
+    : config_(config), B_(B), T_(T), most_documents_(most_documents), dtype_(dtype) {
   int64_t arena = 0, scratch = 0;
   {
     Runtime plan({.device = device, .planning = true});
     build(plan);
     model_->forward(plan.ctx(), *act_);
-    decoder_->prefill(plan.ctx(), *act_, 0, T);
+    const Decoder::Prompt prompt = {0, 0, T};
+    decoder_->prefill(plan.ctx(), *act_, {&prompt, 1});
     decoder_->step(plan.ctx());
     scratch = plan.scratch().peak_bytes();
     arena = plan.arena().used_bytes() + align_up(scratch);
@@ -50,7 +76,8 @@ DecodeFixture::DecodeFixture(const ModelConfig& config, int64_t B, int64_t T, De
 void DecodeFixture::build(Runtime& runtime) {
   model_ = std::make_unique<Model>(runtime.ctx(), runtime.arena(), config_,
                                    Model::Options{.dtype = dtype_, .training = false, .max_seq_len = T_});
-  act_ = std::make_unique<Activations>(runtime.arena(), config_, 1, T_, dtype_, false);
+  act_ =
+      std::make_unique<Activations>(runtime.arena(), config_, 1, T_, dtype_, false, RecomputePlan(), most_documents_);
   decoder_ = std::make_unique<Decoder>(runtime.ctx(), runtime.arena(), *model_, B_, T_);
   reads_ = runtime.arena().alloc(MemTag::io, "reads", DType::i64, {3});
   one_row_ = runtime.arena().alloc(MemTag::io, "a row of logits", dtype_, {1, config_.padded_vocab()});
@@ -89,10 +116,24 @@ std::vector<double> DecodeFixture::forward_last(const std::vector<int32_t>& toke
 
 void DecodeFixture::prefill(int64_t b, std::vector<int32_t> tokens) {
   const int64_t n = static_cast<int64_t>(tokens.size());
-  if (n == 0) return decoder_->forget(ctx(), b);
+  if (n == 0) return decoder_->forget(ctx(), {&b, 1});
   tokens.resize(static_cast<size_t>(T_), 0);
   write(ctx(), act_->tokens, tokens.data());
-  decoder_->prefill(ctx(), *act_, b, n);
+  const Decoder::Prompt prompt = {b, 0, n};
+  decoder_->prefill(ctx(), *act_, {&prompt, 1});
+}
+
+void DecodeFixture::prefill_packed(const std::vector<std::vector<int32_t>>& texts, const std::vector<int64_t>& begins) {
+  std::vector<int32_t> row(static_cast<size_t>(T_), 0), bounds(begins.begin(), begins.end());
+  std::vector<Decoder::Prompt> prompts;
+  for (size_t b = 0; b < texts.size(); ++b) {
+    std::copy(texts[b].begin(), texts[b].end(), row.begin() + begins[b]);
+    prompts.push_back({static_cast<int64_t>(b), begins[b], static_cast<int64_t>(texts[b].size())});
+  }
+  bounds.resize(static_cast<size_t>(act_->bounds.size(0)), static_cast<int32_t>(T_));
+  write(ctx(), act_->tokens, row.data());
+  write(ctx(), act_->bounds, bounds.data());
+  decoder_->prefill(ctx(), *act_, prompts);
 }
 
 void DecodeFixture::step(const std::vector<int32_t>& tokens) {

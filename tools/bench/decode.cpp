@@ -136,7 +136,10 @@ class DecodeBench {
           static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(c_.vocab_size))));
     write(ctx(), act_->tokens, text.data());
     write(ctx(), act_->targets, text.data());
-    for (int64_t b = 0; b < o_.batch; ++b) session_->decoder().prefill(ctx(), *act_, b, S);
+    for (int64_t b = 0; b < o_.batch; ++b) {
+      const Decoder::Prompt prompt = {b, 0, S};
+      session_->decoder().prefill(ctx(), *act_, {&prompt, 1});
+    }
     session_->choose_greedy();
 
     Row row{.S = S, .reads = reads_of_prefill(), .reads_decode = reads_of_step(S)};

@@ -5,9 +5,7 @@ Takes the options of `lm_eval`, with --model triad:
   lm_eval_triad.py --model triad --model_args checkpoint=runs/mine,program=build/cpu/triad --device cpu --tasks piqa
 """
 import json
-import os
 import subprocess
-import tempfile
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -16,10 +14,12 @@ from lm_eval.api.registry import register_model
 @register_model("triad")
 class TriadLM(LM):
     def __init__(self, checkpoint, program="triad", dtype="f32", seq=0, batch_size=None, device=None, **kwargs):
-        """seq: longest window in tokens; 0: the training length. lm_eval sets batch_size and device."""
+        """seq: longest window in tokens; 0: the training length. lm_eval sets batch_size, by default to 1, and device.
+        Triad chooses the batches unless batch_size is larger; the results do not depend on them."""
         super().__init__()
         self.program, self.seq = program, int(seq)
-        self.batch = int(batch_size) if str(batch_size).isdigit() else 8
+        several = str(batch_size).isdigit() and int(batch_size) > 1
+        self.batch = ["--batch", str(batch_size)] if several else []
         device = "cuda" if str(device).startswith("cuda") else device or "auto"
         self.options = ["--checkpoint", checkpoint, "--device", device, "--dtype", dtype]
 
@@ -37,7 +37,7 @@ class TriadLM(LM):
     def score(self, pairs):
         """Returns (log-probability, is greedy) of each (context, continuation)."""
         lines = [json.dumps({"context": a, "continuation": b}) for a, b in pairs if b]
-        options = ["--jsonl", "-", "--seq", str(self.seq), "--batch", str(self.batch)]
+        options = ["--jsonl", "-", "--seq", str(self.seq), *self.batch]
         scored = iter(self.run("score", *options, text="\n".join(lines) + "\n") if lines else [])
         results = ((next(scored) if b else {"logprob": 0.0, "greedy": True}) for _, b in pairs)
         return [(result["logprob"], result["greedy"]) for result in results]
@@ -49,21 +49,20 @@ class TriadLM(LM):
         return [logprob for logprob, _ in self.score([("", request.args[0]) for request in requests])]
 
     def generate_until(self, requests):
-        return [self.generate(context, dict(options)) for context, options in (r.args for r in requests)]
+        lines = [json.dumps(self.prompt(*request.args)) for request in requests]
+        if not lines:
+            return []
+        options = ["--prompts", "-", "--format", "jsonl", *self.batch]
+        return [line["text"] for line in self.run("generate", *options, text="\n".join(lines) + "\n")]
 
-    def generate(self, context, options):
+    @staticmethod
+    def prompt(context, options):
         until = options.get("until") or []
-        temperature = options.get("temperature", 0.0) if options.get("do_sample", True) else 0.0
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "prompt")
-            with open(path, "w", encoding="utf-8", newline="") as file:
-                file.write(context + "\n")  # `generate` takes one newline from the end
-            tokens = str(options.get("max_gen_toks", 256))
-            text = self.run("generate", "--json", "--prompt-file", path, "--tokens", tokens, "--temperature",
-                            str(temperature), "--top-p", str(options.get("top_p", 1)))[0]["text"]
-        for stop in [until] if isinstance(until, str) else until:
-            text = text.split(stop)[0] if stop else text
-        return text
+        sampled = options.get("do_sample", True)
+        # With a seed a prompt's random numbers don't depend on its place among the requests.
+        return {"prompt": context, "truncate": True, "seed": 1337, "max_tokens": options.get("max_gen_toks", 256),
+                "stop": [stop for stop in ([until] if isinstance(until, str) else until) if stop],
+                "temperature": options.get("temperature", 0.0) if sampled else 0.0, "top_p": options.get("top_p", 1)}
 
 
 if __name__ == "__main__":

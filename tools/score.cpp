@@ -4,9 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <functional>
 #include <memory>
 #include <string_view>
+#include <unordered_map>
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
@@ -19,6 +20,7 @@
 #include "kernels/common/integer.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
+#include "tools/whole_lines.h"
 #include "tools/work_progress.h"
 #include "train/config/load_config.h"
 #include "train/inference.h"
@@ -35,16 +37,17 @@ struct Options {
 struct Request {
   std::vector<int32_t> tokens;  // context tokens, then continuation tokens
   size_t first = 0;             // where the continuation begins
-  double logprob = 0;
-  bool greedy = true;
-  std::string error;  // what is wrong with the request, which is not scored then
+  std::string error;            // what is wrong with the request, which is not scored then
   size_t count() const { return tokens.size() - first; }
 };
 
-// A batch row: a request's tokens [begin, begin + size]. Each token but the last predicts the next one; only the
-// predictions of tokens from index `first` on count.
+// A request's tokens [begin, begin + size], a document of a pass. Each token but the last predicts the next one; only
+// the predictions of tokens from index `first` on count.
 struct Window {
   size_t request, begin, size, first;
+  size_t same_as = 0;  // the first window with the same tokens, which is computed for both
+  double logprob = 0;
+  bool greedy = true;
 };
 
 // Tokenizes a request. White space that ends the context moves to the continuation, because a word and the space before
@@ -115,83 +118,127 @@ void add_windows(std::vector<Window>& windows, const Request& r, size_t request,
   const size_t predictions = r.tokens.size() - 1;
   if (r.count() <= T) {
     const size_t size = std::min(T, predictions);
-    windows.push_back({request, predictions - size, size, r.first});
+    windows.push_back({.request = request, .begin = predictions - size, .size = size, .first = r.first});
     return;
   }
   for (size_t begin = r.first - 1; begin < predictions; begin += T)
-    windows.push_back({request, begin, std::min(T, predictions - begin), r.first});
+    windows.push_back({.request = request, .begin = begin, .size = std::min(T, predictions - begin), .first = r.first});
 }
 
-// Whether each counted token in a window is the model's most likely one. row: batch row with the window's first token.
-bool is_greedy(LoadedModel& loaded, const Request& r, const Window& w, int64_t row) {
-  const int64_t V = loaded.config().model.vocab_size;
-  const size_t skip = std::max(w.first - 1, w.begin) - w.begin;
-  for (size_t at = skip; at < w.size; at += LoadedModel::kLogitRows) {
-    const size_t n = std::min(w.size - at, static_cast<size_t>(LoadedModel::kLogitRows));
-    const std::vector<double> logits = loaded.logits(row + static_cast<int64_t>(at), static_cast<int64_t>(n));
-    for (size_t i = 0; i < n; ++i) {
-      const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(i) * V;
-      if (std::max_element(begin, begin + V) - begin != r.tokens[w.begin + at + i + 1]) return false;
+std::span<const int32_t> tokens_of(const Window& w, const std::vector<Request>& requests) {
+  return std::span(requests[w.request].tokens).subspan(w.begin, w.size + 1);
+}
+// Predictions in a window that do not count.
+size_t skipped(const Window& w) { return std::max(w.first - 1, w.begin) - w.begin; }
+
+// Finds equal windows, so that equal requests have equal results wherever they are.
+void find_equal(std::vector<Window>& windows, const std::vector<Request>& requests) {
+  std::unordered_multimap<size_t, size_t> by_hash;
+  for (size_t i = 0; i < windows.size(); ++i) {
+    const auto tokens = tokens_of(windows[i], requests);
+    const auto* const bytes = reinterpret_cast<const char*>(tokens.data());
+    const size_t hash = std::hash<std::string_view>()({bytes, tokens.size_bytes()});
+    windows[i].same_as = i;
+    const auto [begin, end] = by_hash.equal_range(hash);
+    for (auto entry = begin; entry != end; ++entry) {
+      const Window& other = windows[entry->second];
+      if (skipped(other) == skipped(windows[i]) && std::ranges::equal(tokens_of(other, requests), tokens))
+        windows[i].same_as = entry->second;
     }
+    if (windows[i].same_as == i) by_hash.emplace(hash, i);
+  }
+}
+
+// Whether each counted token in a window is the model's most likely one. row: row of the window's first token.
+bool is_greedy(LoadedModel& loaded, std::span<const int32_t> tokens, const Window& w, int64_t row) {
+  for (size_t at = skipped(w); at < w.size; at += LoadedModel::kLogitRows) {
+    const size_t n = std::min(w.size - at, static_cast<size_t>(LoadedModel::kLogitRows));
+    const std::vector<int32_t> likeliest = loaded.likeliest(row + static_cast<int64_t>(at), static_cast<int64_t>(n));
+    if (!std::ranges::equal(likeliest, tokens.subspan(at + 1, n))) return false;
   }
   return true;
 }
 
-// Runs forward over at most B windows and adds their results to the requests.
-void score_batch(LoadedModel& loaded, std::vector<Request>& requests, std::span<const Window> windows) {
-  const int64_t B = loaded.activations().B(), T = loaded.activations().T();
-  std::vector<int32_t> tokens(static_cast<size_t>(B * T), 0), targets(tokens.size(), -1);
-  for (size_t b = 0; b < windows.size(); ++b) {
-    const Window& w = windows[b];
-    const Request& r = requests[w.request];
-    for (size_t i = 0; i < w.size; ++i) {
-      const size_t at = b * static_cast<size_t>(T) + i, next = w.begin + i + 1;
-      tokens[at] = r.tokens[w.begin + i];
-      if (next >= w.first) targets[at] = r.tokens[next];
-    }
+// Runs forward over windows, which fit into one row, as the row's documents.
+void score_pass(LoadedModel& loaded, const std::vector<Request>& requests, std::span<Window* const> windows) {
+  const auto rows = static_cast<size_t>(loaded.activations().rows());
+  std::vector<int32_t> tokens, targets, bounds;
+  for (const Window* const w : windows) {
+    const auto all = tokens_of(*w, requests);
+    bounds.push_back(static_cast<int32_t>(tokens.size()));
+    tokens.insert(tokens.end(), all.begin(), all.end() - 1);
+    targets.resize(targets.size() + skipped(*w), -1);
+    targets.insert(targets.end(), all.begin() + 1 + static_cast<std::ptrdiff_t>(skipped(*w)), all.end());
   }
+  if (tokens.size() < rows) bounds.push_back(static_cast<int32_t>(tokens.size()));
+  bounds.push_back(static_cast<int32_t>(rows));
+  tokens.resize(rows, 0), targets.resize(rows, -1);
   loaded.set_tokens(tokens, targets);
+  loaded.set_documents(bounds);
   loaded.model().forward(loaded.ctx(), loaded.activations());
   loaded.model().loss(loaded.ctx(), loaded.activations());
   const std::vector<double> losses = read_floats(loaded.ctx(), loaded.activations().row_loss);
-  for (size_t b = 0; b < windows.size(); ++b) {
-    Request& r = requests[windows[b].request];
-    const int64_t row = static_cast<int64_t>(b) * T;
-    for (size_t i = 0; i < windows[b].size; ++i) r.logprob -= losses[static_cast<size_t>(row) + i];
-    r.greedy = r.greedy && is_greedy(loaded, r, windows[b], row);
+  for (size_t i = 0; i < windows.size(); ++i) {
+    Window& w = *windows[i];
+    const auto row = static_cast<size_t>(bounds[i]);
+    for (size_t j = 0; j < w.size; ++j) w.logprob -= losses[row + j];
+    w.greedy = is_greedy(loaded, tokens_of(w, requests), w, static_cast<int64_t>(row));
   }
 }
 
-std::string result_line(const Request& r, const std::string& checkpoint, size_t number) {
+// windows: the request's.
+std::string result_line(const Request& r, std::span<const Window> windows, const std::string& checkpoint,
+                        size_t number) {
   if (!r.error.empty()) return dump_json(Json{{"error", r.error}}, -1) + "\n";
-  TRIAD_CHECK(std::isfinite(r.logprob), "{}: the log-probability of line {} is {}: weights that are not finite?",
-              checkpoint, number, r.logprob);
-  const Json line = {{"logprob", r.logprob}, {"tokens", r.count()}, {"greedy", r.greedy}};
+  double logprob = 0;
+  bool greedy = true;
+  for (const Window& w : windows) logprob += w.logprob, greedy = greedy && w.greedy;
+  TRIAD_CHECK(std::isfinite(logprob), "{}: the log-probability of line {} is {}: weights that are not finite?",
+              checkpoint, number, logprob);
+  const Json line = {{"logprob", logprob}, {"tokens", r.count()}, {"greedy", greedy}};
   return dump_json(line, -1) + "\n";
 }
 
-// Scores all windows, and calls done(n) when the first n requests' results are complete.
+// Scores all windows, and calls done(n) when the first n windows' results are complete.
 template <class Done>
-void score_windows(const Options& o, size_t most, std::vector<Request>& requests, std::span<const Window> windows,
+void score_windows(const Options& o, size_t most, const std::vector<Request>& requests, std::vector<Window>& windows,
                    Done&& done) {
-  size_t longest = 0;
-  for (const Window& w : windows) longest = std::max(longest, w.size);
+  size_t longest = 0, all = 0;
+  for (size_t i = 0; i < windows.size(); ++i) {
+    longest = std::max(longest, windows[i].size);
+    if (windows[i].same_as == i) all += windows[i].size;
+  }
   constexpr size_t kTile = 64;  // kernels round rows up to tiles this long, so a shorter row costs as much
+  constexpr size_t kShort = 8;  // tokens of a window; of shorter ones a pass has no more
   const size_t T = std::min(most, round_up(longest, kTile));
-  const auto B = std::min(static_cast<size_t>(o.batch), windows.size());
+  const size_t room = std::min(T * static_cast<size_t>(o.batch), std::max(T, round_up(all, kTile)));
+  const size_t most_windows = room / kShort + 1;
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = parse_device(o.device),
                       .dtype = parse_dtype(o.dtype),
-                      .batch = static_cast<int64_t>(B),
-                      .seq_len = static_cast<int64_t>(T)});
+                      .batch = 1,
+                      .seq_len = static_cast<int64_t>(room),
+                      .most_documents = static_cast<int64_t>(most_windows + 1)});
   WorkProgress progress("score", "windows", static_cast<int64_t>(windows.size()));
   int64_t tokens = 0;
-  for (size_t begin = 0; begin < windows.size(); begin += B) {
-    const auto batch = windows.subspan(begin, std::min(B, windows.size() - begin));
-    score_batch(loaded, requests, batch);
-    for (const Window& w : batch) tokens += static_cast<int64_t>(w.size);
-    progress.show(static_cast<int64_t>(begin + batch.size()), tokens);
-    if (begin + B < windows.size()) done(windows[begin + B].request);
+  for (size_t begin = 0; begin < windows.size();) {
+    std::vector<Window*> pass;
+    size_t used = 0, end = begin;
+    for (; end < windows.size() && pass.size() < most_windows; ++end) {
+      Window& w = windows[end];
+      if (w.same_as != end) continue;
+      if (used + w.size > room) break;
+      pass.push_back(&w);
+      used += w.size;
+    }
+    if (!pass.empty()) score_pass(loaded, requests, pass);
+    for (size_t i = begin; i < end; ++i) {
+      Window& w = windows[i];
+      w.logprob = windows[w.same_as].logprob, w.greedy = windows[w.same_as].greedy;
+    }
+    tokens += static_cast<int64_t>(used);
+    progress.show(static_cast<int64_t>(end), tokens);
+    done(begin = end);
   }
 }
 
@@ -203,23 +250,31 @@ void score(const Options& o) {
   const auto most = static_cast<size_t>(o.seq > 0 ? o.seq : source.config.train.longest_seq_len());
   std::vector<Window> windows;
   for (size_t i = 0; i < requests.size(); ++i) add_windows(windows, requests[i], i, most);
+  find_equal(windows, requests);
   std::string text;
-  size_t written = 0;
+  size_t written = 0, first = 0;  // requests; the first one's window
   const auto write = [&](size_t whole) {
-    for (; written < whole; ++written) text += result_line(requests[written], o.checkpoint, written + 1);
-    if (o.out != kStandardInput) return;
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
-    text.clear();
+    for (; written < requests.size(); ++written) {
+      size_t end = first;
+      while (end < windows.size() && windows[end].request == written) ++end;
+      if (end > whole) break;
+      const std::string line =
+          result_line(requests[written], std::span(windows).subspan(first, end - first), o.checkpoint, written + 1);
+      if (o.out == kStandardInput)
+        write_whole_line(line);
+      else
+        text += line;
+      first = end;
+    }
   };
   if (!windows.empty()) score_windows(o, most, requests, windows, write);
-  write(requests.size());
+  write(windows.size());
   if (o.out != kStandardInput) write_file_atomically(o.out, text);
   const auto is_bad = [](const Request& r) { return !r.error.empty(); };
-  const auto first = std::find_if(requests.begin(), requests.end(), is_bad);
-  if (first == requests.end()) return;
-  fail("{} of {} could not be scored: {}", std::count_if(first, requests.end(), is_bad),
-       counted(requests.size(), "request"), first->error);
+  const auto bad = std::find_if(requests.begin(), requests.end(), is_bad);
+  if (bad == requests.end()) return;
+  fail("{} of {} could not be scored: {}", std::count_if(bad, requests.end(), is_bad),
+       counted(requests.size(), "request"), bad->error);
 }
 
 }  // namespace
@@ -244,7 +299,8 @@ void add_score(CLI::App& app) {
   verb->add_option("--seq", o->seq, "longest window of context and continuation in tokens; 0: the training length")
       ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();
-  verb->add_option("--batch", o->batch, "sequences that run together")
+  verb->add_option("--batch", o->batch,
+                   "longest windows that run together; of shorter ones as many as have as many tokens")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str();
   verb->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();

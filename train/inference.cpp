@@ -6,6 +6,7 @@
 #include "engine/check.h"
 #include "engine/process/text.h"
 #include "kernels/common/parallel.h"
+#include "kernels/decode/argmax.h"
 #include "kernels/nsa/document_bounds.h"
 #include "train/config/device_choice.h"
 #include "train/step/train_step.h"
@@ -43,6 +44,7 @@ LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.ch
     model_->loss(planned.ctx(), *activations_);
     if (o.training) model_->loss_and_backward(planned.ctx(), *activations_, 1);
     logits(planned.ctx(), 0, std::min(kLogitRows, activations_->rows()));
+    likeliest(planned.ctx(), 0, std::min(kLogitRows, activations_->rows()));
     scratch_bytes = planned.scratch().peak_bytes();
     arena_bytes = planned.arena().used_bytes() + align_up(scratch_bytes);
   }
@@ -90,6 +92,19 @@ std::vector<double> LoadedModel::logits(Context& ctx, int64_t begin, int64_t n) 
   for (int64_t row = 0; row < n; ++row)
     out.insert(out.end(), with_padding.begin() + row * Vp, with_padding.begin() + row * Vp + V);
   return out;
+}
+
+std::vector<int32_t> LoadedModel::likeliest(int64_t begin, int64_t n) { return likeliest(ctx(), begin, n); }
+
+std::vector<int32_t> LoadedModel::likeliest(Context& ctx, int64_t begin, int64_t n) {
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor padded = scope.alloc(model_->dtype(), {n, config().model.padded_vocab()}),
+               chosen = scope.alloc(DType::i32, {n});
+  model_->logits(ctx, *activations_, begin, padded);
+  argmax(ctx, chosen, padded, config().model.vocab_size);
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  read(ctx, tokens.data(), chosen);
+  return tokens;
 }
 
 std::vector<double> read_floats(Context& ctx, ConstTensor t) {

@@ -49,10 +49,13 @@ class LoadedModel {
   // where V is the vocabulary size. n <= kLogitRows.
   static constexpr int64_t kLogitRows = 256;
   std::vector<double> logits(int64_t begin, int64_t n);
+  // The most likely token in each of these rows, found on the device; -1 where a logit is not finite.
+  std::vector<int32_t> likeliest(int64_t begin, int64_t n);
 
  private:
   void build(Runtime&, const Options&);
   std::vector<double> logits(Context&, int64_t begin, int64_t n);
+  std::vector<int32_t> likeliest(Context&, int64_t begin, int64_t n);
 
   ModelSource source_;
   int64_t seq_len_ = 0;  // tokens of a sequence

@@ -86,6 +86,30 @@ TEST_CASE("score: log-probabilities over a text sum to eval's loss, for any wind
   }
 }
 
+TEST_CASE("score: a request has the same result alone and packed with others, and equal requests equal ones",
+          "[score]") {
+  Trained t;
+  std::vector<std::pair<std::string, std::string>> requests;
+  for (int i = 0; i < 24; ++i)
+    requests.emplace_back(std::string(static_cast<size_t>(i * i % 45), static_cast<char>('a' + i % 3)) + " sheep",
+                          i % 4 == 0 ? std::string(1, 'x') : fmt::format(" and {} goats", i));
+  requests.emplace_back("", std::string(100, 'y'));  // several windows
+  requests.push_back(requests[5]);
+  const std::vector<Json> packed = t.score(requests), narrow = t.score(requests, "--batch 1");
+  REQUIRE(packed.size() == requests.size());
+  CHECK(packed.back() == packed[5]);
+  CHECK(narrow.back() == narrow[5]);
+  for (size_t i = 0; i < requests.size(); i += 3) {
+    const Json alone = t.score({requests[i]}).at(0);
+    for (const Json& among : {packed[i], narrow[i]}) {
+      INFO(i << ": " << among.dump() << ", alone " << alone.dump());
+      CHECK(among["logprob"].get<double>() == Approx(alone["logprob"].get<double>()).epsilon(1e-5));
+      CHECK(among["tokens"] == alone["tokens"]);
+      CHECK(among["greedy"] == alone["greedy"]);
+    }
+  }
+}
+
 TEST_CASE("score: white space at the end of a context is scored, and a long context is cut at its start", "[score]") {
   Trained t;
   const std::vector<Json> spaces = t.score({{"one ", "two"}, {"one", " two"}, {" ", "x"}, {"", " x"}});
@@ -237,8 +261,21 @@ TEST_CASE("score: the adapter to lm-evaluation-harness", "[score]") {
 import sys
 import lm_eval_triad
 model = lm_eval_triad.TriadLM(sys.argv[1], program=sys.argv[2], device="cpu")
-for text in ("plain", "a\u2028b", "a\u2029b", "a\u0085b", "a\x1cb", "a\r\nb", "a\n"):
-    assert isinstance(model.generate(text, {"max_gen_toks": 2, "temperature": 0.0}), str), ascii(text)
+class Request:
+    def __init__(self, *args):
+        self.args = args
+texts = ["plain", "a\u2028b", "a\u2029b", "a\u0085b", "a\x1cb", "a\r\nb", "a\n", 60 * "long", ""]
+whole = {"max_gen_toks": 9, "temperature": 0.0}
+made = model.generate_until([Request(text, whole) for text in texts])
+for text, continuation in zip(texts, made):
+    alone, = model.run("generate", "--json", "--prompt", text, "--tokens", "9", "--temperature", "0")
+    assert alone["text"] == continuation, (ascii(text), alone, continuation)
+first = made[0]
+for until in (first[3:5], [first[4], "", first[2:5]]):
+    stops = [until] if isinstance(until, str) else [stop for stop in until if stop]
+    cut = min(first.find(stop) for stop in stops)
+    assert model.generate_until([Request("plain", {**whole, "until": until})]) == [first[:cut]], (first, until)
+assert model.generate_until([]) == []
 pairs = [("a\u2028", "b"), ("x", ""), ("a\u00a0", "\u2029c"), ("a", "\u00a0\u2029c")]
 scores = model.score(pairs)
 assert len(scores) == 4 and scores[1] == (0.0, True), scores

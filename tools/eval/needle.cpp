@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
@@ -31,12 +30,16 @@ std::vector<int32_t> answers_of(LoadedModel& loaded, std::span<const int32_t> to
   loaded.set_tokens(padded);
   loaded.model().forward(loaded.ctx(), loaded.activations());
   std::vector<int32_t> answers;
-  for (size_t i = 0; i < targets.size(); ++i) {
-    if (targets[i] < 0) continue;
-    const std::vector<double> logits = loaded.logits(static_cast<int64_t>(i), 1);
-    for (const double logit : logits)
-      TRIAD_CHECK(std::isfinite(logit), "a logit after token {} is {}: weights that are not finite?", i, logit);
-    answers.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+  for (size_t i = 0; i < targets.size();) {
+    size_t n = 0;  // an answer's tokens follow each other
+    while (i + n < targets.size() && targets[i + n] >= 0 && n < static_cast<size_t>(LoadedModel::kLogitRows)) ++n;
+    if (n > 0) {
+      const std::vector<int32_t> likeliest = loaded.likeliest(static_cast<int64_t>(i), static_cast<int64_t>(n));
+      for (size_t j = 0; j < n; ++j)
+        TRIAD_CHECK(likeliest[j] >= 0, "a logit after token {} is not finite: weights that are not finite?", i + j);
+      answers.insert(answers.end(), likeliest.begin(), likeliest.end());
+    }
+    i += std::max<size_t>(n, 1);
   }
   return answers;
 }

@@ -18,19 +18,34 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
     std::nth_element(order.begin(), order.begin() + options.top_k, order.end(), likelier);
     order.resize(options.top_k);
   }
-  std::sort(order.begin(), order.end(), likelier);
-
-  std::vector<double> weight(order.size());
+  // The likeliest tokens are put in order first, and others only if the draw reaches them, because sorting a whole
+  // vocabulary takes longer than a decoding step.
+  size_t sorted = 0;
+  const auto in_order = [&](size_t i) {
+    constexpr size_t kFirst = 64, kGrowth = 4;
+    if (i >= sorted) {
+      const size_t more = std::min(order.size(), std::max(kFirst, kGrowth * sorted));
+      std::partial_sort(order.begin() + static_cast<std::ptrdiff_t>(sorted),
+                        order.begin() + static_cast<std::ptrdiff_t>(more), order.end(), likelier);
+      sorted = more;
+    }
+    return order[i];
+  };
+  const double most = logits[in_order(0)];
+  const auto weight = [&](int32_t token) {
+    return std::exp((static_cast<double>(logits[token]) - most) / options.temperature);
+  };
   double total = 0;
-  for (size_t i = 0; i < order.size(); ++i)
-    total += weight[i] = std::exp((static_cast<double>(logits[order[i]]) - logits[order[0]]) / options.temperature);
-  double kept = 0;
-  size_t count = 0;
-  while (count < order.size() && (count == 0 || kept < options.top_p * total)) kept += weight[count++];
+  for (const int32_t token : order) total += weight(token);
+  size_t count = order.size();
+  double kept = total;
+  if (options.top_p < 1)
+    for (kept = 0, count = 0; count < order.size() && (count == 0 || kept < options.top_p * total); ++count)
+      kept += weight(in_order(count));
 
   double left = uniform * kept;
   for (size_t i = 0; i < count; ++i) {
-    left -= weight[i];
+    left -= weight(in_order(i));
     if (left < 0) return order[i];
   }
   return order[count - 1];

@@ -1,6 +1,9 @@
 // triad generate: seeds, batches, stop tokens, contexts, sampling options; and triad bench decode's CSV.
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <fstream>
+#include <numeric>
 #include <regex>
 #include <sstream>
 
@@ -136,6 +139,48 @@ TEST_CASE("generate: top k and top p keep the most likely tokens", "[generate]")
     CHECK(top_two == (i < 50 ? 1 : 3));
     CHECK(sample_token(logits, {.top_p = 0.3}, uniform) == 1);
     CHECK(sample_token(logits, {}, uniform) != -1);
+  }
+}
+
+namespace {
+
+// What sample_token() returns, from all tokens in order.
+int32_t sample_sorted(const std::vector<float>& logits, const SamplingOptions& o, double uniform) {
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (o.top_k > 0) order.resize(static_cast<size_t>(o.top_k));
+  std::vector<double> weights;
+  for (const int32_t token : order) weights.push_back(std::exp(double{logits[token]} / o.temperature));
+  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  double kept = 0;
+  size_t count = 0;
+  while (count < order.size() && (count == 0 || kept < o.top_p * total)) kept += weights[count++];
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i)
+    if ((sum += weights[i]) > uniform * kept) return order[i];
+  return order[count - 1];
+}
+
+}  // namespace
+
+TEST_CASE("generate: a draw from a large vocabulary is that of all tokens in order", "[generate]") {
+  const Philox random(5, 0);
+  std::vector<float> logits;
+  for (uint64_t i = 0; i < 1000; ++i) logits.push_back(static_cast<float>(random.normal(i)));
+  for (size_t i = 0; i < 1000; i += 7) logits[i] = logits[3];
+  for (const SamplingOptions& o : {SamplingOptions{},
+                                   {.temperature = 0.1},
+                                   {.temperature = 30},
+                                   {.top_k = 300},
+                                   {.top_p = 0.2},
+                                   {.top_p = 0.97},
+                                   {.temperature = 5, .top_k = 500, .top_p = 0.9}}) {
+    INFO(o.temperature << ", top k " << o.top_k << ", top p " << o.top_p);
+    for (uint64_t i = 0; i < 500; ++i) {
+      const double uniform = random.uniform(2000 + i);
+      CHECK(sample_token(logits, o, uniform) == sample_sorted(logits, o, uniform));
+    }
   }
 }
 

@@ -14,8 +14,8 @@ namespace triad {
 
 namespace {
 
-// Takes `first` off each block id in shared lists [..] i32 (-1: no block). No kernel does this, because lists are
-// shared on the CPU alone (nsa.select_every).
+// Takes `first` off each block id in shared lists [..] i32 (-1: no block). The host does it, once for each text of a
+// pass but the first, and few models share lists (nsa.select_every).
 void count_from(Context& ctx, const Tensor& lists, int64_t first) {
   if (first == 0 || ctx.planning) return;
   std::vector<int32_t> ids(static_cast<size_t>(lists.numel()));

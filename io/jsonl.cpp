@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "engine/check.h"
+
 namespace triad {
 
 namespace {
@@ -18,6 +20,22 @@ const std::string& without_unfinished_line(const std::string& path) {
 }  // namespace
 
 JsonLines::JsonLines(const std::string& path) : file_(without_unfinished_line(path)) {}
+
+void cut_jsonl(const std::string& path, int64_t step) {
+  if (!std::filesystem::exists(path)) return;
+  const std::string text = read_file(path);
+  std::string kept;
+  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = text.substr(begin, end - begin);
+    try {
+      const Json json = parse_json(line, path);
+      const auto at = json.is_object() ? json.find("step") : json.end();
+      if (at != json.end() && at->is_number_integer() && at->get<int64_t>() > step) continue;
+    } catch (const Error&) {}  // a damaged line stays, because its step is not known
+    kept += line + "\n";
+  }
+  if (kept.size() != text.size()) write_file_atomically(path, kept);
+}
 
 void JsonLines::append(const Json& object) { file_.append(dump_json(object, -1) + "\n"); }
 

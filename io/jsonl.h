@@ -1,5 +1,6 @@
 // JSON lines: one object per line. Each line is appended by one write(2), so that another program can follow the file.
 #pragma once
+#include <cstdint>
 #include <string>
 
 #include "io/file.h"
@@ -18,5 +19,8 @@ class JsonLines {
  private:
   AppendFile file_;
 };
+
+// Removes the lines of steps after this one; lines without a step stay. A missing file is no error.
+void cut_jsonl(const std::string& path, int64_t step);
 
 }  // namespace triad

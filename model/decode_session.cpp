@@ -87,9 +87,11 @@ DecodeSession::Sizes DecodeSession::plan() {
 void DecodeSession::build(Runtime& runtime) {
   int64_t longest = options_.context;
   if (options_.starts) longest = std::max(longest, all_passes(options_.device, options_.context).back());
-  model_ = std::make_unique<Model>(runtime.ctx(), runtime.arena(), config_,
-                                   Model::Options{.dtype = options_.dtype, .training = false, .max_seq_len = longest});
-  decoder_ = std::make_unique<Decoder>(runtime.ctx(), runtime.arena(), *model_, options_.batch, options_.context);
+  if (options_.model == nullptr)
+    model_ =
+        std::make_unique<Model>(runtime.ctx(), runtime.arena(), config_,
+                                Model::Options{.dtype = options_.dtype, .training = false, .max_seq_len = longest});
+  decoder_ = std::make_unique<Decoder>(runtime.ctx(), runtime.arena(), model(), options_.batch, options_.context);
   if (options_.starts) build_passes(runtime.arena());
 }
 

@@ -23,13 +23,15 @@ class DecodeSession {
     std::vector<int64_t> prefills = {};
     bool starts = false;  // plan for start()
     KernelChoices kernels = {};
+    // Decodes with this model's whole weights, as they are at each call, after prefill(); null: makes its own model.
+    Model* model = nullptr;
   };
   DecodeSession(const ModelConfig&, const Options&);
   // Bytes that a session takes on its device, without those that prefill() allocates.
   static int64_t planned_bytes(const ModelConfig&, const Options&);
 
   Context& ctx() { return runtime_->ctx(); }
-  Model& model() { return *model_; }
+  Model& model() { return options_.model != nullptr ? *options_.model : *model_; }
   Decoder& decoder() { return *decoder_; }
   int64_t batch() const { return options_.batch; }
 

@@ -41,9 +41,6 @@ constexpr const char* kChatML = R"({%- if tools %}
 {%- endif %}
 )";
 
-// The value with this key; null where there is none, or no object.
-Json value_of(const Json& json, const char* key) { return json.is_object() ? json.value(key, Json()) : Json(); }
-
 Json parse_file(const std::map<std::string, std::string>& files, const char* name, const std::string& folder) {
   const auto found = files.find(name);
   if (found == files.end()) return Json::object();
@@ -105,17 +102,6 @@ ChatFormat::Span answer_in(std::string_view text, const Rendered::Span& turn, co
   return {turn.begin + begin, turn.begin + std::max(begin, end)};
 }
 
-// A message that is no answer and whose text may be in this turn, as where a turn writes the results of its tools.
-std::optional<int64_t> other_in(const Rendered& rendered, const Rendered::Span& turn,
-                                const std::vector<Value>& messages) {
-  const auto foreign = [&](int64_t message) { return !is_assistant(messages[static_cast<size_t>(message)]); };
-  for (const auto& [reader, read] : rendered.ahead)
-    if (reader == turn.message && foreign(read)) return read;
-  for (const Rendered::Span& span : rendered.turns)
-    if (span.begin >= turn.begin && span.end <= turn.end && foreign(span.message)) return span.message;
-  return std::nullopt;
-}
-
 // The small files of a model's folder that say how conversations are written, as far as there are any.
 std::map<std::string, std::string> chat_files_in(const std::string& folder) {
   std::map<std::string, std::string> files;
@@ -130,7 +116,6 @@ std::map<std::string, std::string> chat_files_in(const std::string& folder) {
 }  // namespace
 
 Conversation read_conversation(const Json& record, const std::string& place) {
-  TRIAD_CHECK(record.is_object(), "{}: a JSON object is needed, found {}", place, brief(record));
   Conversation conversation;
   const Json messages = record.value("messages", Json());
   TRIAD_CHECK(messages.is_array(), "{}: `messages` is {}: a list is needed", place, brief(messages));
@@ -248,13 +233,7 @@ std::vector<std::string> ChatFormat::headers(const Conversation& conversation) c
       before = before.first(i);
       break;
     }
-  Rendered with;
-  try {
-    with = apply(conversation, before, true);
-  } catch (const Error&) {  // the first turns may be no conversation of their own, without a question for example
-    before = conversation.messages;
-    with = apply(conversation, before, true);
-  }
+  const Rendered with = apply(conversation, before, true);
   const std::string without = apply(conversation, before, false).text;
   size_t turns_end = with.text.size();
   if (!with.turns.empty()) turns_end = with.turns.back().end;
@@ -279,21 +258,15 @@ ChatFormat::Text ChatFormat::render(const Conversation& conversation) const {
   std::vector<std::string> before;
   for (size_t i = 0; i < messages.size(); ++i) {
     if (!is_assistant(messages[i])) continue;
-    const auto refuse = [&](const std::string& why) {
-      fail(
-          "{}: {}, so that its answer is not known: a template that marks answers with {{% generation %}} is needed, "
-          "or data.learn all",
-          used.name(), why);
-    };
     const auto is_turn = [&](const Rendered::Span& span) { return span.message == static_cast<int64_t>(i); };
     const auto n = std::count_if(rendered.turns.begin(), rendered.turns.end(), is_turn);
     if (n != 1)
-      refuse(fmt::format("{} of message {}",
-                         n == 0 ? "no loop over the messages writes the text" : "several loops write the text", i + 1));
-    Rendered::Span turn = *std::find_if(rendered.turns.begin(), rendered.turns.end(), is_turn);
-    if (const auto other = other_in(rendered, turn, messages))
-      refuse(fmt::format("the turn of message {} may write what message {} says", i + 1, *other + 1));
+      fail(
+          "{}: {} of message {}, so that its answer is not known: a template that marks answers with {{% generation "
+          "%}} is needed, or data.learn all",
+          used.name(), n == 0 ? "no loop over the messages writes the text" : "several loops write the text", i + 1);
     if (before.empty()) before = headers(conversation);
+    Rendered::Span turn = *std::find_if(rendered.turns.begin(), rendered.turns.end(), is_turn);
     if (i + 1 == messages.size()) turn.end = text.text.size();  // the text's end, an eos_token, included
     text.answers[i].push_back(answer_in(text.text, turn, before, messages[i]));
   }
@@ -320,7 +293,8 @@ Json default_special_tokens(const Tokenizer& tokenizer) {
 
 std::map<std::string, std::string> imported_chat_files(const Json& state) {
   std::map<std::string, std::string> files;
-  const Json texts = value_of(value_of(state, "origin"), "files");
+  const Json origin = state.value("origin", Json::object());
+  const Json texts = origin.is_object() ? origin.value("files", Json::object()) : Json::object();
   for (const auto& [name, text] : texts.items())
     if (text.is_string()) files.emplace(name, text.get<std::string>());
   return files;
@@ -342,7 +316,7 @@ ChatFormat choose_chat_format(const std::string& choice, const Tokenizer& tokeni
     std::map<std::string, std::string> files = chat_files_in(folder);
     std::error_code ignored;
     if (const std::string path = folder + "/" + kStateFile; fs::is_regular_file(path, ignored)) {
-      const Json state = parse_json(read_file(path), path), data = value_of(state, "data");
+      const Json state = parse_json(read_file(path), path), data = state.value("data", Json());
       const bool trained = data.is_object() && data.contains("chat");
       if (choice.empty() && trained) return ChatFormat::from_json(data["chat"], path);
       files.merge(imported_chat_files(state));
@@ -366,7 +340,7 @@ ChatOptions with_format(ChatOptions options, const Tokenizer& tokenizer) {
 }
 
 bool same_chat(const Json& a, const Json& b) {
-  const auto same = [&](const char* key) { return value_of(a, key) == value_of(b, key); };
+  const auto same = [&](const char* key) { return a.value(key, Json()) == b.value(key, Json()); };
   return same(kTemplates) && same(kSpecialTokens);
 }
 

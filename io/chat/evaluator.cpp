@@ -303,14 +303,7 @@ class Evaluator {
     }
     if (object.is_loop()) return loop_attribute(object.loop(), name);
     if (has_method(object, name)) fail("the method {} of {} is not called", name, object.kind());
-    note_read(object, name);
     return item_of(object, name, name, budget_);
-  }
-
-  void note_read(const Value& object, std::string_view key) {
-    if (key != "content" || message_ < 0 || !is_message(object)) return;
-    const std::pair read{message_, messages_.at(&object.dict())};
-    if (read.second > read.first && (out_.ahead.empty() || out_.ahead.back() != read)) out_.ahead.push_back(read);
   }
 
   static Value loop_attribute(const Loop& loop, const std::string& name) {
@@ -330,7 +323,6 @@ class Evaluator {
   Value item(const Node& node) {
     const Value object = eval(*node.children[0]), key = eval(*node.children[1]);
     if (object.is_namespace() || object.is_loop() || object.is_macro()) fail("{} has no items", object.kind());
-    if (key.is_string()) note_read(object, key.string());
     return item_of(object, key, key.is_string() ? key.string() : "item", budget_);
   }
 
@@ -366,9 +358,6 @@ class Evaluator {
     const Node& callee = *node.children[0];
     if (callee.kind == Kind::attribute) {
       const Value object = eval(*callee.children[0]);
-      const Node* const first = node.children.size() > 1 ? node.children[1].get() : nullptr;
-      if (callee.name == "get" && first != nullptr && first->kind == Kind::constant && first->value.is_string())
-        note_read(object, first->value.string());
       return call_method(object, callee.name, arguments(node), budget_);
     }
     if (callee.kind != Kind::variable) fail("only a function, a macro or a method can be called");

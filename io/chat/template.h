@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "io/chat/syntax.h"
@@ -22,8 +21,6 @@ struct Rendered {
   std::string text;
   std::vector<Span> turns;      // not empty: what a loop's iteration over a message wrote
   std::vector<Span> generated;  // what is within {% generation %}
-  // Messages in whose turns a later one's content was read, and that one: its text may be within theirs.
-  std::vector<std::pair<int64_t, int64_t>> ahead;
 };
 
 class Template {

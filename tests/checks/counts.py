@@ -46,7 +46,7 @@ CITATION = re.compile(r"(?<![\w/.*<{-])((?:[\w-]+/)*[\w-]+\.(?:h|cpp|cu|cuh|md|p
 # Files that others write, or that a run, a test or another project names.
 ELSEWHERE = re.compile(r"^(?:nccl|cublas\w*|cuda\w*|mpi|cblas|pcre2|utf8proc|zstd|zlib|cupti|nvml|nvToolsExt|cub|catch|fmt)\.h(?:pp)?$|"
                        r"^(?:my|runs?|shards|books|crawl)/|^(?:RESULTS|traces?|heartbeats?|heartbeat|diagnostics|a|b|x|train)\.(?:md|jsonl|py)$|"
-                       r"^(?:revision|nvToolsExt|sys|unistd|signal)\.h$|^cub\.cuh$|(?:^|/)(?:OP)?_cases\.cpp$|^(?:ROOM/)?OP\.(?:h|cpp|cu)$|^heartbeat_rank\w*\.jsonl$|^prompts?\.jsonl$|^requests?\.jsonl$")
+                       r"^(?:revision|nvToolsExt|sys|unistd|signal)\.h$|^cub\.cuh$|(?:^|/)(?:OP)?_cases\.cpp$|^(?:ROOM/)?OP\.(?:h|cpp|cu)$|^heartbeat_rank\w*\.jsonl$|^(?:samples|eval)\.jsonl$|^prompts?\.jsonl$|^requests?\.jsonl$")
 
 
 def git_files():

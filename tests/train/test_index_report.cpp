@@ -141,17 +141,20 @@ TEST_CASE("index report: losses at log steps, recall and largest logits at evalu
     std::string events;
     for (const fs::directory_entry& entry : fs::directory_iterator(out + "/tb"))
       if (entry.is_regular_file()) events += read_text(entry.path().string());
-    for (const char* tag :
-         {"index/layer00/loss", "index/layer01/recall", "index/layer01/max_logit", "index/recall_mean"})
+    for (const char* tag : {"watch_index/layer00/loss", "watch_index/layer01/recall", "watch_index/layer01/max_logit",
+                            "watch_index/recall_mean", "train/loss_index"})
       CHECK(has(events, tag));
     // Without gates there are no tables and events of gates.
     CHECK(fs::exists(out + "/gates.csv") == (std::string(name) == "three"));
-    CHECK(has(events, "gates/") == (std::string(name) == "three"));
+    CHECK(has(events, "watch_gates/") == (std::string(name) == "three"));
     CHECK(fs::exists(out + "/k_stats.csv"));
   }
   train(folder.file("compressed"), "--set train.steps=2 --set train.eval_every=2");
   for (const char* file : {"index.csv", "index_recall.csv"}) CHECK_FALSE(fs::exists(folder.file("compressed/") + file));
-  CHECK(heartbeats(folder.file("compressed"), 0, "evaluation").empty());
+  const std::vector<Json> compressed = heartbeats(folder.file("compressed"), 0, "evaluation");
+  REQUIRE(compressed.size() == 1);
+  CHECK(compressed[0].contains("val_loss"));
+  CHECK_FALSE(compressed[0].contains("index_recall_mean"));
 }
 
 TEST_CASE("index report: losses and weights have the same bits with and without it", "[stats]") {

@@ -298,7 +298,7 @@ TEST_CASE("run folder: a run on a file system without locks trains, with a warni
 TEST_CASE("run folder: files that --overwrite may not remove are named, and the checkpoints stay", "[train]") {
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 1, "--set train.steps=4 --set train.save_every=2");
-  const std::string table = out + "/tb/by_tokens";
+  const std::string table = out + "/tb";
   fs::permissions(table, fs::perms::owner_read | fs::perms::owner_exec);
   const Outcome outcome = run_command(kAsOthers + TRIAD_PROGRAM " " + train_args(out, "--overwrite"));
   fs::permissions(table, fs::perms::owner_all);

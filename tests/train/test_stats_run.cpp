@@ -134,8 +134,9 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   }
   std::string events;
   for (const fs::directory_entry& entry : fs::directory_iterator(out + "/tb")) events += read_text(entry.path());
-  for (const char* tag : {"gates/layer00/entropy_mean", "gates/layer01/win", "selection/layer01/k_mean",
-                          "selection/layer00/overlap", "gates/entropy_mean_of_layers"}) {
+  for (const char* tag :
+       {"watch_gates/layer00/entropy_mean", "watch_gates/layer01/win", "watch_selection/layer01/k_mean",
+        "watch_selection/layer00/overlap", "watch_gates/entropy_mean_of_layers"}) {
     INFO(tag);
     CHECK(has(events, tag));
   }

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
-#include <numbers>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -18,9 +17,11 @@
 #include "engine/process/counted.h"
 #include "io/chat/chat_format.h"
 #include "io/file.h"
+#include "io/tokenizer/text_bytes.h"
 #include "tools/eval/compare.h"
 #include "tools/eval/loss.h"
 #include "tools/eval/needle.h"
+#include "tools/eval/record.h"
 #include "tools/eval/sparse_layers.h"
 #include "tools/options.h"
 #include "tools/output_folder.h"
@@ -44,11 +45,11 @@ struct Options {
   std::string out, task;  // options of --needle, as are the questions
 };
 
-Json json_of(const Options& o, const Losses& losses, double bits_per_byte, const Losses* other) {
+Json json_of(const Options& o, const Losses& losses, double bits, const Losses* other) {
   const Total& total = losses.total;
   Json result = {{"loss", losses.mean()},
                  {"ppl", std::exp(losses.mean())},
-                 {"bits_per_byte", bits_per_byte},
+                 {"bits_per_byte", bits},
                  {"positions", total.positions},
                  {"seconds", total.seconds},
                  {"tokens_per_s", static_cast<double>(total.positions) / total.seconds},
@@ -120,19 +121,19 @@ void eval(const Options& o) {
   const double loss = losses.mean();
   if (!o.per_document.empty()) write_file_atomically(o.per_document, losses.by_document->csv());
   if (!o.per_position.empty()) write_file_atomically(o.per_position, losses.by_position.csv());
-  // Bits per byte. End-of-text tokens contribute bits although they have no bytes. NaN (null in JSON) if the byte count
-  // is unknown.
   const Total& total = losses.total;
   const bool has_bytes = total.bytes > 0;
-  const double bits_per_byte = has_bytes ? total.loss / std::numbers::ln2 / static_cast<double>(total.bytes) : NAN;
+  // NaN (null in JSON) if the byte count is unknown.
+  const double bits = bits_per_byte(total.loss, static_cast<double>(total.bytes));
+  Json result = json_of(o, losses, bits, other);
+  record_evaluation(o.loss.checkpoint, model, o.loss.data, result);
   if (o.json) {
-    Json result = json_of(o, losses, bits_per_byte, other);
     for (const SparseLayer& s : sparse_layers)
       result["sparse_layers"].push_back({{"layer", s.layer}, {"loss", s.loss}});
     return fmt::print("{}\n", dump_json(result, -1));
   }
   fmt::print("{}: {}, loss {:.4f}, perplexity {:.3f}{}\n", source->name(), counted(total.positions, "position"), loss,
-             std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits_per_byte) : "");
+             std::exp(loss), has_bytes ? fmt::format(", bits per byte {:.4f}", bits) : "");
   if (other != nullptr) {
     const PositionLosses::Difference d = losses.by_position.minus(other->by_position);
     fmt::print("against {}: loss {:.4f}, difference {:+.4f}, standard error {:.4f} from {}\n", o.against, other->mean(),

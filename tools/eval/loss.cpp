@@ -11,6 +11,7 @@
 #include "io/data/shard_manifest.h"
 #include "io/data/shards.h"
 #include "io/file.h"
+#include "io/tokenizer/text_bytes.h"
 #include "kernels/step/reduce.h"
 #include "tools/options.h"
 #include "tools/work_progress.h"
@@ -38,11 +39,7 @@ Total evaluate(LoadedModel& loaded, const TokenSource& source, const Tokenizer* 
     source.read(begin, read);
     std::vector<int32_t> tokens(read.begin(), read.end() - 1), next(read.begin() + 1, read.end());
     apply_mask(source.mask(), begin + 1, next);
-    if (bytes_by != nullptr) {
-      std::vector<int32_t> text = next;  // the first token is not a target, so its bytes do not count
-      std::erase_if(text, [&](int32_t token) { return token < 0 || token == bytes_by->eot(); });
-      total.bytes += static_cast<int64_t>(bytes_by->decode(text).size());
-    }
+    if (bytes_by != nullptr) total.bytes += text_bytes(*bytes_by, next);  // the first token is not a target
     tokens.resize(static_cast<size_t>(B * T), 0);
     next.resize(static_cast<size_t>(B * T), -1);
     if (within) {

@@ -86,6 +86,8 @@ const std::vector<Known>& known_files() {
       {std::regex("dtypes_report\\.txt"), true, {"role "}},
       {std::regex("opt_state_mb\\.txt"), false, {"\n\nmoments of ", "\n\nAdamW's moments of "}},
       {std::regex("all_missing_params\\.txt"), false, {": arrived="}},
+      {std::regex("eval\\.jsonl"), true, {"{\"time\":"}},
+      {std::regex("samples\\.jsonl"), true, {"{\"step\":"}},
       {std::regex("heartbeat_rank\\d+\\.jsonl"), false, {"\"ts\":"}},
       {std::regex("stackdump_rank\\d+_\\d+\\.txt"), false, {"\nwhy: "}},
       {std::regex("traces\\.log"), false, {": backward of its first micro-step"}},

@@ -6,6 +6,9 @@
 
 namespace triad {
 
+// A line for each of log.samples' prompts and each evaluation of the run; a line for each `triad eval` of its weights.
+inline constexpr const char *kSamplesFile = "samples.jsonl", *kEvaluationsFile = "eval.jsonl";
+
 struct RunFiles {
   // Files and checkpoint folders that a run has made, as paths, in the order in which a new run removes them: the most
   // valuable ones last, so they survive if removing an earlier one fails.

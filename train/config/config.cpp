@@ -199,6 +199,13 @@ void Config::check_run() const {
   if ((data.kind == DataKind::text || data.kind == DataKind::shards) && data.components.empty())
     fail_usage("data.paths is empty: data.kind {} needs files", word_of(data.kind));
   if (log.out_dir.empty()) fail_usage("log.out_dir is empty: the run's folder has to be named");
+  if (!log.samples.empty() && train.eval_every == 0)
+    fail_usage("log.samples has {}: they are continued at evaluations, and train.eval_every is 0",
+               counted(log.samples.size(), "prompt"));
+  if (!log.samples.empty() && (dist.context > 1 || dist.zero == 3))
+    fail_usage("log.samples has {}: one rank needs all weights and whole sequences, and dist.{} is {}",
+               counted(log.samples.size(), "prompt"), dist.context > 1 ? "context" : "zero",
+               dist.context > 1 ? dist.context : dist.zero);
   if (runtime.precision == Precision::fp32) {
     constexpr const char* kNeedsBf16 = "it needs runtime.precision bf16, and that is fp32";
     if (train.master_dtype != MasterDType::fp32)

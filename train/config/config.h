@@ -126,6 +126,8 @@ struct LogConfig {
   std::string out_dir;
   int64_t every = 10, memory_every = 0, heartbeat_every = -1, route_steps = 1;
   bool csv = true, tensorboard = true, stats = true;
+  std::vector<std::string> samples;  // prompts
+  int64_t sample_tokens = 64;
   std::vector<std::string> diagnostics;
   bool diagnoses(std::string_view what) const {
     return std::find(diagnostics.begin(), diagnostics.end(), what) != diagnostics.end();

@@ -259,6 +259,11 @@ void visit(LogConfig& c, V&& v) {
     "traces.log; buckets: times and checksums of the gradient buckets",
     Rule{});
   v("tensorboard", c.tensorboard, "write TensorBoard event files to tb/", Rule{});
+  v("samples", c.samples,
+    "list of prompts whose continuation the model writes at every evaluation, greedily, to samples.jsonl, the log and "
+    "TensorBoard",
+    Rule{});
+  v("sample_tokens", c.sample_tokens, "most tokens of such a continuation", at_least(1).up_to(1 << 20));
   v("stats", c.stats,
     "statistics of gates, selection lists and a taught index by layer: gates.csv, k_stats.csv, index.csv, heartbeats, "
     "TensorBoard",

@@ -73,6 +73,7 @@ void Heartbeats::step(const StepRecord& s) {
     return fetch_ms_.empty() ? 0 : fetch_ms_[static_cast<size_t>(share * static_cast<double>(fetch_ms_.size() - 1))];
   };
   Json line = {{"loss", s.loss},
+               {"lr", s.lr},
                {"tokens_per_s", s.tokens_per_s},
                {"grad_norm", s.grad_norm},
                {"step_ms", s.step_ms},

@@ -11,7 +11,7 @@ namespace triad {
 
 namespace {
 
-std::string tag(int64_t layer, const char* name) { return fmt::format("index/layer{:02}/{}", layer, name); }
+std::string tag(int64_t layer, const char* name) { return fmt::format("watch_index/layer{:02}/{}", layer, name); }
 
 }  // namespace
 
@@ -48,7 +48,7 @@ Json IndexReport::evaluation(int64_t step, std::span<const IndexRecall> layers, 
   const double mean = sum / static_cast<double>(layers.size());
   if (board != nullptr && !repeated) {
     std::vector<Scalar> scalars = {
-        {"index/recall_mean", mean}, {"index/recall_min", least}, {"index/max_logit", most_logit}};
+        {"watch_index/recall_mean", mean}, {"watch_index/recall_min", least}, {"watch_index/max_logit", most_logit}};
     for (const IndexRecall& r : layers) {
       scalars.push_back({tag(r.layer, "recall"), r.recall});
       scalars.push_back({tag(r.layer, "max_logit"), r.max_logit});

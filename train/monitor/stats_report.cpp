@@ -8,10 +8,10 @@ namespace {
 
 using F = NsaStats::Field;
 
-// Adds one layer's TensorBoard scalars, named gates/layerNN/... and selection/layerNN/...
+// Adds one layer's TensorBoard scalars, named watch_gates/layerNN/... and watch_selection/layerNN/...
 void add_scalars(std::vector<Scalar>& scalars, int64_t layer, const NsaStats& s, bool gated) {
   const auto add = [&](const char* group, const char* name, double value) {
-    scalars.push_back({fmt::format("{}/layer{:02}/{}", group, layer, name), value});
+    scalars.push_back({fmt::format("watch_{}/layer{:02}/{}", group, layer, name), value});
   };
   if (gated) {
     add("gates", "entropy_mean", s.gate_mean(F::entropy));
@@ -101,8 +101,8 @@ void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoa
   if (board == nullptr) return;
   board->file().add(step, scalars);
   if (entropies.empty()) return;
-  board->file().add(step, "gates/entropy_mean_of_layers", entropies);
-  board->file().add(step, "gates/max_mean_of_layers", largest);
+  board->file().add(step, "watch_gates/entropy_mean_of_layers", entropies);
+  board->file().add(step, "watch_gates/max_mean_of_layers", largest);
 }
 
 }  // namespace triad

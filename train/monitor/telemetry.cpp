@@ -26,14 +26,13 @@ Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device devic
       arena_(arena),
       step_flops_(step_flops),
       meter_(config, step_flops, device.is_cuda() ? peak_bf16_flops(backend::info(device).name) : 0, resume.tokens),
-      run_tokens_(resume.tokens),
       console_(folder, comm, verbose),
       heartbeats_(config, folder, device, comm, arena) {
   if (config.log.tensorboard && comm.first())
-    board_ = std::make_unique<TensorBoardWriter>(folder.file("tb"), arena, config, resume.step, resume.tokens);
+    board_ = std::make_unique<TensorBoardWriter>(folder.file("tb"), arena, config, resume.step);
   else if (comm.first() && resume.step >= 0 && std::filesystem::exists(folder.file("tb")))
     // Also in a run without log.tensorboard, which writes no events.
-    TensorBoardWriter::rewind(folder.file("tb"), resume.step, resume.tokens);
+    EventFile(folder.file("tb"), resume.step);
   if (config.log.csv && comm.first()) tables_.emplace(folder, resume.step);
 }
 
@@ -46,7 +45,6 @@ void Telemetry::banner(RunSummary run) {
 
 void Telemetry::step(StepRecord s) {
   meter_.measure(s, std::chrono::steady_clock::now());
-  run_tokens_ = s.run_tokens;
   if (tables_) tables_->step(s);
   if (board_) {
     board_->step(s.loss, s.grad_norm);
@@ -57,10 +55,11 @@ void Telemetry::step(StepRecord s) {
   heartbeats_.step(s);
 }
 
-void Telemetry::evaluation(int64_t step, double loss) {
-  if (board_) board_->evaluation(step, run_tokens_, loss);
+void Telemetry::evaluation(int64_t step, double loss, double bits_per_byte) {
+  if (board_) board_->evaluation(step, loss, bits_per_byte);
   if (tables_) tables_->evaluation(step, loss);
-  message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}", step, loss, std::exp(loss)));
+  message(fmt::format("step {}  validation loss {:.4f}  perplexity {:.3f}{}", step, loss, std::exp(loss),
+                      std::isfinite(bits_per_byte) ? fmt::format("  bits per byte {:.4f}", bits_per_byte) : ""));
 }
 
 void Telemetry::fallbacks(int64_t step, const Routes& routes) {

@@ -34,7 +34,7 @@ class Telemetry {
   void banner(RunSummary);  // completes the summary's planned_mib and step_flops, then prints the banner
   void stage(double step_flops, int64_t end, double later_flops) { meter_.stage(step_flops, end, later_flops); }
   void step(StepRecord);  // completes the record's second half, then passes it on
-  void evaluation(int64_t step, double loss);
+  void evaluation(int64_t step, double loss, double bits_per_byte);  // bits_per_byte: NaN if unknown
   // Writes to fallback_counters.csv the fallbacks that were counted since the last call.
   void fallbacks(int64_t step, const Routes&);
   // Logs the kernels that were not logged before, but only in this process's first log.route_steps steps; matmul's only
@@ -58,7 +58,6 @@ class Telemetry {
   const Arena& arena_;
   const double step_flops_;
   ThroughputMeter meter_;
-  int64_t run_tokens_;  // tokens trained on so far
   Console console_;
   std::optional<RunTables> tables_;  // present on the first rank, with log.csv
   Heartbeats heartbeats_;

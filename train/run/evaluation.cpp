@@ -6,6 +6,7 @@
 
 #include "engine/process/progress.h"
 #include "io/file.h"
+#include "io/tokenizer/text_bytes.h"
 #include "train/dist/bucket_plan.h"
 #include "train/monitor/selection_sample.h"
 
@@ -33,6 +34,13 @@ std::vector<int32_t> tokens_to_sample(const Batch& batch, int64_t seq_len) {
   return tokens;
 }
 
+// Whether the targets' text is known: that of shards, if their tokenizer is.
+bool knows_text(const RunSetup& run) {
+  const DataConfig& data = run.config.data;
+  return data.kind == DataKind::text ||
+         (data.kind == DataKind::shards && !data.tokenizer.empty() && run.tokenizer->available());
+}
+
 }  // namespace
 
 Evaluation evaluate(RunSetup& run, int64_t step) {
@@ -43,7 +51,8 @@ Evaluation evaluate(RunSetup& run, int64_t step) {
   run.step.enter(stage);
   const Mixture& data = run.data.val;
   const int64_t batches = count_validation_batches(data, t.seq_len, t.micro_batch_size, t.eval_batches);
-  std::vector<double> losses(static_cast<size_t>(batches)), counts = losses;
+  std::vector<double> losses(static_cast<size_t>(batches)), counts = losses, bytes = losses;
+  const bool text = knows_text(run);
   // With dist.zero 3 every forward gathers weights from all ranks, and with dist.context ranks exchange keys and
   // values, so a rank group that has no batch left evaluates the last one again, and leaves it out.
   const int64_t context = run.config.dist.context, groups = run.comm->world() / context,
@@ -62,15 +71,21 @@ Evaluation evaluate(RunSetup& run, int64_t step) {
                                           {sampled, stage.attention == StageAttention::dense});
     if (!counts_here) continue;
     losses[static_cast<size_t>(i)] = loss;
-    if (run.comm->rank() % context == 0)
+    if (run.comm->rank() % context == 0) {
       for (const int32_t target : batch.targets) counts[static_cast<size_t>(i)] += target >= 0;
+      if (text) bytes[static_cast<size_t>(i)] = static_cast<double>(text_bytes(*run.tokenizer, batch.targets));
+    }
     if (samples) sample_selection(run, step);
     if (!sampled.empty()) evaluation.index = run.step.index_recall();
   }
   run.comm->add(losses, "the evaluation's losses");
   run.comm->add(counts, "the evaluation's positions");
-  evaluation.loss =
-      std::accumulate(losses.begin(), losses.end(), 0.0) / std::accumulate(counts.begin(), counts.end(), 0.0);
+  const double nats = std::accumulate(losses.begin(), losses.end(), 0.0);
+  evaluation.loss = nats / std::accumulate(counts.begin(), counts.end(), 0.0);
+  if (text) {
+    run.comm->add(bytes, "the evaluation's bytes");
+    evaluation.bits_per_byte = bits_per_byte(nats, std::accumulate(bytes.begin(), bytes.end(), 0.0));
+  }
   return evaluation;
 }
 

@@ -1,5 +1,6 @@
 // evaluate(): computes the validation loss.
 #pragma once
+#include <cmath>
 #include <vector>
 
 #include "train/run/run_setup.h"
@@ -8,6 +9,7 @@ namespace triad {
 
 struct Evaluation {
   double loss = 0;
+  double bits_per_byte = NAN;  // NaN if it is not known which text the tokens are
   // On the first rank, if it samples a taught index (TrainStep::samples_index): each layer's recall in the first batch.
   std::vector<IndexRecall> index;
 };

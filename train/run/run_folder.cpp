@@ -24,6 +24,7 @@
 #include "io/data/position_losses.h"
 #include "io/file.h"
 #include "io/json_config.h"
+#include "io/jsonl.h"
 #include "io/own_files.h"
 #include "io/weight_index.h"
 #include "train/checkpoint/final_weights.h"
@@ -178,6 +179,7 @@ std::string RunFolder::rewind(int64_t step) const {
   for (const char* name : {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "index.csv", "index_recall.csv",
                            "fallback_counters.csv", "grad_ledger.csv"})
     cut_csv(file(name), step);
+  for (const char* name : {kSamplesFile, kEvaluationsFile}) cut_jsonl(file(name), step);
   return aside;
 }
 

@@ -6,8 +6,10 @@
 #include <filesystem>
 
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
 #include "io/file.h"
 #include "io/weight_index.h"
+#include "train/checkpoint/run_files.h"
 #include "train/config/load_config.h"
 #include "train/config/schedule.h"
 #include "train/run/initial_state.h"
@@ -204,8 +206,8 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   if (config_.model.has_index()) {
     more.update(index_of_step(result));
     if (TensorBoardWriter* const board = telemetry_.board(); board != nullptr && step % config_.log.every == 0)
-      board->file().add(step, std::vector<Scalar>{{"train/index_loss", result.index_loss},
-                                                  {"train/index_grad_norm", result.index_grad_norm}});
+      board->file().add(step, std::vector<Scalar>{{"train/loss_index", result.index_loss},
+                                                  {"train/norm_index", result.index_grad_norm}});
   }
   if (!setup_.data.document_stats.is_null())
     more.update(documents_of_step(in_stage(config_, stage).train, settled.documents));
@@ -279,9 +281,25 @@ void RunReporter::kernels(int64_t step, bool with_fallbacks) {
 
 void RunReporter::evaluation(int64_t step, const Evaluation& evaluation) {
   val_loss_ = evaluation.loss;
-  telemetry_.evaluation(step, evaluation.loss);
-  if (const Json index = index_report_.evaluation(step, evaluation.index, telemetry_.board()); !index.empty())
-    telemetry_.heartbeat(step, "evaluation", index);
+  bits_per_byte_ = evaluation.bits_per_byte;
+  telemetry_.evaluation(step, evaluation.loss, evaluation.bits_per_byte);
+  const Json index = index_report_.evaluation(step, evaluation.index, telemetry_.board());
+  if (!setup_.first()) return;
+  Json more = {{"val_loss", evaluation.loss}, {"bits_per_byte", evaluation.bits_per_byte}};
+  more.update(index);
+  telemetry_.heartbeat(step, "evaluation", more);
+}
+
+void RunReporter::samples(int64_t step, const std::vector<PromptSample>& samples) {
+  if (!samples_) samples_.emplace(setup_.folder.file(kSamplesFile));
+  std::string markdown;
+  for (const PromptSample& s : samples) {
+    samples_->append(
+        {{"step", step}, {"prompt", s.prompt}, {"text", s.text}, {"tokens", s.tokens}, {"stopped", s.stopped}});
+    telemetry_.message(fmt::format("sample: {}", printable(s.prompt + s.text)));
+    markdown += as_code(s.prompt + s.text) + "\n\n---\n\n";
+  }
+  if (telemetry_.board() != nullptr) telemetry_.board()->file().add_text(step, "samples", markdown);
 }
 
 void RunReporter::checkpoint(int64_t step, const Checkpointer::Written& written) {
@@ -298,6 +316,8 @@ void RunReporter::stopped(int64_t step, const std::string& why) {
   telemetry_.heartbeat(step, "stopped", {{"why", why}});
 }
 
+void RunReporter::failed(int64_t step, const std::string& why) { telemetry_.heartbeat(step, "failed", {{"why", why}}); }
+
 void RunReporter::write_metrics(const RunState& state, double seconds) {
   if (!setup_.first()) return;
   setup_.folder.require();
@@ -311,6 +331,7 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"peak_mib", telemetry_.peak_mib()},
                   {"start_seconds", setup_.times.seconds()}};
   for (const StartTimes::Phase& phase : setup_.times.phases()) metrics["start_phases"][phase.name] = phase.seconds;
+  if (std::isfinite(bits_per_byte_)) metrics["bits_per_byte"] = bits_per_byte_;
   if (mixture_.any()) metrics["mixture"] = mixture_.table(state.cursor);
   if (setup_.data.train.masked()) metrics["steps_without_targets"] = without_targets_;
   if (!setup_.data.document_stats.is_null()) metrics["documents"] = setup_.data.document_stats;

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "io/jsonl.h"
 #include "train/checkpoint/checkpointer.h"
 #include "train/monitor/grad_report.h"
 #include "train/monitor/index_report.h"
@@ -15,6 +17,7 @@
 #include "train/monitor/watchdog.h"
 #include "train/run/evaluation.h"
 #include "train/run/mixture_report.h"
+#include "train/run/prompt_sampler.h"
 #include "train/run/run_setup.h"
 #include "train/step/step_queue.h"
 
@@ -38,12 +41,14 @@ class RunReporter {
   // call.
   void kernels(int64_t step, bool with_fallbacks);
   void evaluation(int64_t step, const Evaluation&);
+  void samples(int64_t step, const std::vector<PromptSample>&);  // only on the first rank
   void checkpoint(int64_t step, const Checkpointer::Written&);
   void memory_snapshot(const std::string& when) { memory_.write_snapshot(when); }
   // Whether an anomaly on this rank requests an orderly stop.
   bool anomaly_stops() const { return checks_.wants_stop() || watchdog_->wants_stop(); }
 
   void stopped(int64_t step, const std::string& why);  // reports an early stop
+  void failed(int64_t step, const std::string& why);   // records why the run fails
   void message(const std::string& text) { telemetry_.message(text); }
   void write_metrics(const RunState&, double seconds);  // writes metrics.json on the first rank
   void done(int64_t step, double seconds);
@@ -80,6 +85,8 @@ class RunReporter {
   size_t phases_of_banner_ = 0;              // start phases that the banner shows
   double comm_ms_ = 0, gather_ms_ = 0;       // TrainStep::Times fields summed over comm_steps_ steps
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN until the first value is known; metrics.json then has null
+  double bits_per_byte_ = NAN;               // the last evaluation's
+  std::optional<JsonLines> samples_;         // samples.jsonl, from the first samples on
 };
 
 }  // namespace triad

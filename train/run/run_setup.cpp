@@ -62,6 +62,7 @@ RunSetup::RunSetup(const TrainRequest& r, Device run_device, StartTimes start_ti
       initial_state(times.during(
           "weights",
           [&] { return begin_run(runtime->ctx(), step, *comm, request, data, resume_from, init_from, changed_data); })),
+      sampler(make_prompt_sampler(*runtime, step.model(), *tokenizer, config, *comm)),
       folder(config.log.out_dir, first() ? start_of(request, resume_from) : RunFolder::Start::join, lock) {
   runtime->arena().seal();
   if (nvtx) runtime->ctx().listeners->push_back(nvtx.get());

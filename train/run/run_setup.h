@@ -11,6 +11,7 @@
 #include "train/checkpoint/state.h"
 #include "train/monitor/memory_report.h"
 #include "train/run/data_source.h"
+#include "train/run/prompt_sampler.h"
 #include "train/run/run_folder.h"
 #include "train/run/trainer.h"
 #include "train/step/train_step.h"
@@ -52,6 +53,7 @@ struct RunSetup {
   TrainStep step;
   std::string changed_data;  // how the data differ from the resumed checkpoint's, accepted by the user; else empty
   const RunState initial_state;
+  const std::unique_ptr<PromptSampler> sampler;  // log.samples; null on other ranks than the first
   // The last member: its constructor changes files, and every other constructor may still refuse the run.
   RunFolder folder;
 };

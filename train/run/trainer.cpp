@@ -35,9 +35,10 @@ class Trainer {
       run_and_report();
       setup_.step.forget_graphs();
       setup_.comm->finish();
-    } catch (const UsageError& e) { abandon(setup_, checkpoints(), e.what(), 2); } catch (const std::exception& e) {
-      fail_run(e.what());
-    }
+    } catch (const UsageError& e) {
+      report_failure(e.what());
+      abandon(setup_, checkpoints(), e.what(), 2);
+    } catch (const std::exception& e) { fail_run(e.what()); }
   }
 
  private:
@@ -47,9 +48,9 @@ class Trainer {
     } catch (const OutOfMemory& e) {
       if (reporter_) report_also([&] { reporter_->out_of_memory(e); });
       throw;
-    } catch (const FolderLost& e) {
-      fail_together(setup_, *checkpoints_, state().step, rescue(e.what(), /*alone=*/false));
-    } catch (const FailedTogether& e) { fail_all_ranks(e.what()); } catch (const std::exception& e) {
+    } catch (const FolderLost& e) { end_together(rescue(e.what(), /*alone=*/false)); } catch (const FailedTogether& e) {
+      fail_all_ranks(e.what());
+    } catch (const std::exception& e) {
       if (!checkpoints_ || !checkpoints_->rescues_alone() || !is_lost_after_failure()) throw;
       finish_steps();
       fail("{}", rescue(setup_.folder.lost_text(), /*alone=*/true));
@@ -63,15 +64,28 @@ class Trainer {
         first_text([&] { return setup_.folder.lost_after_failure() ? setup_.folder.lost_text() : std::string(); });
     if (!lost.empty()) {
       finish_steps();
-      fail_together(setup_, *checkpoints_, state().step, rescue(lost, /*alone=*/false));
+      end_together(rescue(lost, /*alone=*/false));
     }
     const int code = setup_.comm->all_gather_host(exit_code(), "the exit code").front();
-    fail_together(setup_, *checkpoints_, state().step, with_lost_steps(why), code);
+    end_together(with_lost_steps(why), code);
   }
 
   // Ends the run after an error of this rank.
   [[noreturn]] void fail_run(const std::string& why) {
-    abandon(setup_, checkpoints(), with_lost_steps(why).c_str(), exit_code());
+    const std::string text = with_lost_steps(why);
+    report_failure(text);
+    abandon(setup_, checkpoints(), text.c_str(), exit_code());
+  }
+
+  // Ends the run after an error that all ranks know.
+  [[noreturn]] void end_together(const std::string& why, int code = 1) {
+    report_failure(why);
+    fail_together(setup_, *checkpoints_, state().step, why, code);
+  }
+
+  // Records why the run fails.
+  void report_failure(const std::string& why) {
+    if (reporter_) report_also([&] { reporter_->failed(state().step, why); });
   }
 
   // If a signal has stopped the run and an error keeps its checkpoint from being written, the signal has lost steps,
@@ -189,8 +203,7 @@ class Trainer {
     while (queue_.queued() > leave) {
       const SettledStep settled = queue_.settle();
       stop_.settled(settled.result);
-      if (const std::optional<std::string> why = reporter_->step(settled))
-        fail_together(setup_, *checkpoints_, state().step, *why);
+      if (const std::optional<std::string> why = reporter_->step(settled)) end_together(*why);
     }
   }
 
@@ -220,14 +233,22 @@ class Trainer {
     return stop && !last;
   }
 
-  void evaluate_and_report() { reporter_->evaluation(state().step, evaluate(setup_, state().step)); }
+  void evaluate_and_report() {
+    const int64_t step = state().step;
+    reporter_->evaluation(step, evaluate(setup_, step));
+    if (config_.log.samples.empty()) return;
+    const auto sample = [&] {
+      if (setup_.first()) reporter_->samples(step, setup_.sampler->generate());
+    };
+    run_on_all_ranks(*setup_.comm, sample, "samples");
+  }
 
   // An early stop. If an anomaly on any rank was the cause, the run fails (exit code 1).
   void stopped() {
     const StopPolicy::Reason reason = stop_.reason(reporter_->anomaly_stops());
     reporter_->stopped(state().step, reason.text);
     const std::string text = fmt::format("stopped by {} after step {}, with a checkpoint", reason.text, state().step);
-    if (reason.anomaly) fail_together(setup_, *checkpoints_, state().step, text + ". log.on_anomaly is stop");
+    if (reason.anomaly) end_together(text + ". log.on_anomaly is stop");
     reporter_->message(fmt::format("{}. To go on{}: {}", text,
                                    setup_.comm->world() > 1 ? ", under the same launcher" : "",
                                    resume_command(setup_.request)));

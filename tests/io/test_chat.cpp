@@ -161,7 +161,6 @@ TEST_CASE("chat: what is not supported, or no template, is refused by name with 
     check_error([&, text = text] { rendered(text); }, words);
   }
   const std::pair<const char*, std::vector<std::string>> chats[] = {
-      {"4.5", {"a.jsonl", "a JSON object is needed, found 4.5"}},
       {R"({"messages": [1]})", {"a.jsonl: message 1 is 1"}},
       {R"({"messages": [{"role": "user", "role": "x"}]})", {"a.jsonl", "role"}},
       {R"({"messages": [{"n": 18446744073709551615}]})", {"18446744073709551615", "64 bits"}},
@@ -222,11 +221,6 @@ TEST_CASE("chat: answers are found without their header, to the end of the turn"
       {turn + "{% if add_generation_prompt %}<assistant>\n{% else %}</s>{% endif %}",
        ChatLearn::last,
        {"-<user>\nU</e>\n<assistant>\nA</e>\n<user>\nV</e>\n<assistant>\n", "+B </e>\n</s>"}},
-      // The turns before the last answer may be refused on their own; the header is then the one after the last turn.
-      {"{% if messages | length < 4 %}{{ raise_exception('short') }}{% endif %}" + turn +
-           "{% if add_generation_prompt %}<assistant>\n{% endif %}",
-       ChatLearn::last,
-       {"-<user>\nU</e>\n<assistant>\nA</e>\n<user>\nV</e>\n<assistant>\n", "+B </e>", "-\n"}},
       // White space ends a turn where nothing else does.
       {"{% for m in messages %}{{ m.content }}\n{{ '\n' }}{% endfor %}",
        ChatLearn::last,
@@ -249,17 +243,6 @@ TEST_CASE("chat: answers are found without their header, to the end of the turn"
   refused("{% for i in range(4) %}{{ messages[i].content }}{% endfor %}", ChatLearn::assistant,
           {"a.jsonl: line 3", "no loop over the messages", "message 2", "data.learn all"});
   refused(turn + turn, ChatLearn::assistant, {"several loops", "message 2"});
-  // An answer's turn that writes what others say, found by its index or in a loop within.
-  const std::string whose = "the turn of message 2 may write what message 3 says";
-  for (const char* ahead :
-       {"messages[loop.index].content", "messages[loop.index]['content']", "messages[2].get('content')"})
-    refused("{% for m in messages %}{{ m.content }}{% if loop.index == 2 %}{{ " + std::string(ahead) +
-                " }}{% endif %}{% endfor %}",
-            ChatLearn::assistant, {whose, "data.learn all"});
-  refused(
-      "{% for m in messages[:2] %}{{ m.content }}{% if not loop.first %}{% for t in messages[2:] %}{{ t.content }}"
-      "{% endfor %}{% endif %}{% endfor %}",
-      ChatLearn::last, {whose});
   refused("{% generation %}{{ messages[1].content }}{% endgeneration %}", ChatLearn::last, {"outside of a loop"});
   refused("{% set x %}{% generation %}a{% endgeneration %}{% endset %}", ChatLearn::assistant,
           {"{% generation %} within"});
@@ -302,11 +285,6 @@ TEST_CASE("chat: a model's files say how conversations are written", "[data][cha
       },
       {"no template is named \"default\""});
   check_error([&] { ChatFormat::from_json({{"templates", 1}}, "state.json"); }, {"state.json", "`templates`"});
-  const TemporaryFolder folder;
-  for (const char* state : {"[]", "7", R"({"data": 1, "origin": [2]})", R"({"origin": {"files": 3}})"}) {
-    write_text(folder.file("state.json"), state);
-    CHECK(choose_chat_format("", ByteTokenizer(), {folder.file("")}).source() == "ChatML");
-  }
   CHECK(ChatFormat::chatml(Json::object()).turn_end() == "<|im_end|>");
   CHECK(ChatFormat::chatml({{"bos_token", "<s>"}})
             .prompt(chat_of(R"({"messages": [{"role": "user", "content": "x"}]})")) ==

@@ -4,7 +4,7 @@
   test_huggingface_chat.py TRIAD     TRIAD: the program
 
 A random Llama with a chat template is imported, trained on conversations, and exported. The greedy answers of `triad chat`, over
-several turns, are those of transformers' text-generation pipeline, which calls apply_chat_template. Skipped where torch or transformers is missing."""
+several turns, are those of transformers' generate() on apply_chat_template's tokens. Skipped where torch or transformers is missing."""
 import json
 import pathlib
 import subprocess
@@ -52,11 +52,14 @@ def main(triad):
         eos = trained.generation_config.eos_token_id
         assert stop in (eos if isinstance(eos, list) else [eos]), eos
         questions, messages, answers = ["what is 7", "why", "what is 12"], [], []
-        generate = transformers.pipeline("text-generation", model=trained, tokenizer=ours)
         for question in questions:
             messages.append({"role": "user", "content": question})
-            messages = generate(messages, max_new_tokens=30, do_sample=False)[0]["generated_text"]
-            answers.append(messages[-1]["content"])
+            inputs = ours.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+            with torch.no_grad():
+                out = trained.generate(**inputs, max_new_tokens=30, do_sample=False)[0, inputs["input_ids"].shape[1]:]
+            out = [t for t in out.tolist() if t != stop]
+            answers.append(ours.decode(out))
+            messages.append({"role": "assistant", "content": answers[-1]})
         found = run(triad, "chat", folder / "run", "--temperature", "0", "--tokens", "30", text="\n".join(questions) + "\n")
         assert found == "".join(a + "\n" for a in answers), f"{answers}\n{found!r}"
         print("answers in both:", answers)

@@ -91,7 +91,7 @@ TEST_CASE("report: a run on one self-contained page", "[report]") {
   CHECK(run["training"]["mfu"][0][1].is_null());  // MFU is unknown on the CPU
   CHECK(run["validation"].size() == 2);
   CHECK(run["tokens_per_step"] == 96);
-  CHECK(run["tokens_are_bytes"] == false);
+  CHECK(run["bits_per_nat"].is_null());
   REQUIRE(run["clock"].size() == 20);
   for (size_t i = 1; i < 20; ++i) CHECK(run["clock"][i][1].get<double>() >= run["clock"][i - 1][1].get<double>());
   CHECK(run["sample"]["step"] == 20);
@@ -274,8 +274,8 @@ TEST_CASE("report: text from a run's files cannot end an element of the page", "
   for (const std::string& page : {report(out), report(out + " --vs " + out)}) {
     for (const char* raw : {"<script>alert", "</style><script>", "<!--"}) CHECK_FALSE(has(page, raw));
     CHECK(has(page, "&lt;script&gt;alert(1)"));
-    CHECK(count(page, "</script>") == 4);
-    CHECK(count(page, "<script") == 4);
+    CHECK(count(page, "</script>") == 5);
+    CHECK(count(page, "<script") == 5);
     CHECK(data_of(page).at(0)["stopped_by"] == markup);  // the script gets the text unescaped
   }
 }
@@ -320,23 +320,37 @@ TEST_CASE("report: a run's state is that of its last heartbeat with a state", "[
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   fs::create_directory(out);
+  std::string page;
   const auto state = [&](const std::vector<std::string>& messages, const std::string& on_nonfinite) {
     write_text(out + "/config.json", R"({"train": {"on_nonfinite": ")" + on_nonfinite + "\"}}");
     std::string lines;
-    for (const std::string& msg : messages) lines += R"({"schema": 1, "step": 3, "msg": ")" + msg + "\"}\n";
+    for (const std::string& msg : messages)
+      lines += R"({"schema": 1, "step": 3, "why": "<because> )" + msg + R"(", "msg": ")" + msg + "\"}\n";
     write_text(out + "/heartbeat_rank0.jsonl", lines);
-    const std::string page = report(out);
-    const size_t end = page.find("</b><span>state</span>"), begin = page.rfind('>', end - 1) + 1;
-    return page.substr(begin, end - begin);
+    page = report(out);
+    return tile(page, "state");
   };
   CHECK(state({"boot", "hung"}, "stop") == "failed: hung");
   CHECK(state({"boot", "hung", "progress", "stackdump"}, "stop") == "failed: hung");
-  CHECK(state({"boot", "hung", "recovered", "stackdump"}, "stop") == "running, or killed");
-  CHECK(state({"stackdump"}, "stop") == "running, or killed");
+  CHECK(has(page, "role=\"alert\"><b>failed: hung</b>: &lt;because&gt; hung</p>"));
+  CHECK(state({"boot", "hung", "recovered", "stackdump"}, "stop") == "killed");
+  CHECK(has(page, "<b>killed</b>: no process trains here, and the last heartbeat, at step 3, is no end</p>"));
+  CHECK(state({"stackdump"}, "stop") == "killed");
   CHECK(state({"boot", "nonfinite"}, "stop") == "failed: nonfinite");
   CHECK(state({"boot", "nonfinite", "checkpoint"}, "stop") == "failed: nonfinite");
-  CHECK(state({"boot", "nonfinite"}, "skip") == "running, or killed");
+  CHECK(state({"boot", "nonfinite"}, "skip") == "killed");
   CHECK(state({"boot", "nonfinite", "done"}, "skip") == "complete");
+  CHECK_FALSE(has(page, "role=\"alert\""));
+  CHECK(state({"boot", "failed", "boot", "failed"}, "skip") == "failed");
+  CHECK(has(page, "<b>failed</b>: &lt;because&gt; failed</p>"));
+  CHECK(state({"boot", "failed", "boot", "done"}, "skip") == "complete");
+  CHECK(state({"boot", "stopped"}, "skip") == "stopped");
+  CHECK_FALSE(has(page, "role=\"alert\""));
+  // A process that holds the folder trains.
+  const std::string holds = "flock " + out + " " TRIAD_PROGRAM " report " + out;
+  state({"boot"}, "skip");
+  CHECK(run_command(holds).exit_code == 0);
+  CHECK(tile(read_text(out + "/report.html"), "state") == "running");
 }
 
 TEST_CASE("report: folders without a run and malformed files are refused", "[report]") {
@@ -426,7 +440,7 @@ TEST_CASE("report: a browser draws every chart", "[report]") {
   // Expected charts: loss, validation, loss by position, throughput, norm, rate, norms by layer (7); time by part and
   // by rank (2); memory, host, GPU (3); gates: 3 for shares, 6 maps; selection: distances, their map, 4 block maps, 3
   // for k, 2 lines (11).
-  CHECK(count(dom, "<svg ") == 7 + 2 + 3 + 9 + 11);
+  CHECK(count(dom, "<svg viewBox") == 7 + 2 + 3 + 9 + 11);
   CHECK(has(dom, ">2k</text>"));                     // the tick at 2,048 tokens
   CHECK_FALSE(has(dom, "Model FLOPs utilisation"));  // a CPU has no known peak
   // Hovers over the loss chart, which shows perplexity over tokens, and reads the tooltip.

@@ -53,6 +53,29 @@ std::vector<Difference> differences_of(const Json& a, const Json& b) {
   return out;
 }
 
+std::vector<DifferingKey> differing_keys(const std::vector<ReportRun>& runs) {
+  std::vector<std::map<std::string, Json>> configs(runs.size());
+  std::vector<std::string> keys;  // order of the configs' groups
+  std::set<std::string> seen = {"log.out_dir"};
+  for (size_t i = 0; i < runs.size(); ++i) {
+    flatten(runs[i].config, "", configs[i]);
+    for (const auto& [group, fields] : runs[i].config.items())
+      for (const auto& [key, value] : configs[i])
+        if (key.starts_with(group + ".") && seen.insert(key).second) keys.push_back(key);
+  }
+  std::vector<DifferingKey> out;
+  for (const std::string& key : keys) {
+    DifferingKey differing{key, {}};
+    for (const auto& config : configs) {
+      const auto found = config.find(key);
+      differing.values.push_back(found == config.end() ? Json() : found->second);
+    }
+    const auto differs = [&](const Json& value) { return value != differing.values.front(); };
+    if (std::any_of(differing.values.begin(), differing.values.end(), differs)) out.push_back(std::move(differing));
+  }
+  return out;
+}
+
 FirstDifference first_difference_of(const ReportRun& a, const ReportRun& b) {
   FirstDifference first_difference;
   // If one run's losses are known only with training.csv's digits, the other run's are rounded to the same digits.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numbers>
 
 #include "engine/process/counted.h"
 #include "model/params.h"
@@ -34,17 +33,6 @@ std::string duration(double s) {
   if (t >= 3600) return fmt::format("{}{} h {:02} min", sign, t / 3600, t / 60 % 60);
   if (t >= 60) return fmt::format("{}{} min {:02} s", sign, t / 60, t % 60);
   return t > 0 ? fmt::format("{:.1f} s", s) : fmt::format("{:.0f} ms", 1e3 * s);
-}
-
-std::string state_of(const ReportRun& run) {
-  const Json& d = run.data;
-  if (d.contains("stopped_by"))
-    return "stopped: " + d["stopped_by"].get<std::string>().substr(0, d["stopped_by"].get<std::string>().find('\n'));
-  if (d["ranks"].empty()) return d["metrics"].is_null() ? "" : "complete";
-  const std::string msg = d["ranks"][0]["state"];
-  const bool stops = value_of(run.config, "train", "on_nonfinite") == "stop";
-  if (msg == "divergence" || msg == "hung" || (msg == "nonfinite" && stops)) return "failed: " + msg;
-  return msg == "done" ? "complete" : msg == "stopped" ? "stopped" : "running, or killed";
 }
 
 bool is_anomaly(const Json& event) {
@@ -120,7 +108,8 @@ void add_losses(std::vector<Fact>& facts, const ReportRun& run) {
   const double last = last_of(validation);
   number("validation loss", last);
   number("perplexity", std::exp(last));
-  if (tokens_are_bytes(run.config)) number("bits per byte", last / std::numbers::ln2);
+  const double bits = last_of(run.data["bits_per_byte"]);
+  number("bits per byte", std::isfinite(bits) ? bits : last * run.bits_per_nat);
   if (has_stages(run.config)) return;  // their evaluations' row lengths may differ
   double best = NAN;
   for (const Json& point : validation)
@@ -184,7 +173,7 @@ std::vector<Fact> facts_of(const ReportRun& run) {
   const Json& d = run.data;
   std::vector<Fact> facts;
   const auto text = [&](const char* name, const std::string& value) { facts.push_back({name, value}); };
-  text("state", state_of(run));
+  if (!run.status.text.empty()) facts.push_back({"state", run.status.text, NAN, nullptr, run.status.failed});
   if (!run.losses.empty()) {
     const Json wanted = value_of(run.config, "train", "steps");
     text("steps", grouped(static_cast<double>(run.losses.back().first)) +

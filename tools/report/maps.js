@@ -65,10 +65,12 @@ function heatMap(card, {run, heat, heats = [{run, heat}], label, unit = "", log 
               {text: kAxes[view.axis].title(placer(run)(steps[i]))},
               ...layers.flatMap((layer, r) => (row === null || row === undefined ? r < 12 : r === row)
                 ? [{colour: paint(values[r][i]), text: `layer ${layer}: ${short(values[r][i])}${unit}`}] : [])]};
-  });
+  }, () => [["step", ...layers.map(layer => `layer ${layer}`)], ...steps.map((step, c) => [step, ...values.map(row => row[c] ?? "")])]);
   rampLegend(card, log ? 10 ** low : low, log ? 10 ** high : high, unit, seen);
   return true;
 }
+
+const sharesTable = (layers, parts) => [["layer", ...parts.map(p => p.name)], ...layers.map((layer, r) => [layer, ...parts.map(p => p.values[r] ?? "")])];
 
 // Draws a bar of full length for each layer, divided by the shares of `parts`: [{name, values[layer]}].
 function shareBars(card, {layers, parts, label}) {
@@ -91,7 +93,7 @@ function shareBars(card, {layers, parts, label}) {
     return {svg, bottom, xs: [0, 25, 50, 75, 100].map(x), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
             describe: (_, row) => [{text: `layer ${layers[row ?? 0]}`},
                                    ...parts.map(p => ({colour: p.colour, text: `${p.name}: ${short(p.values[row ?? 0])}%`}))]};
-  });
+  }, () => sharesTable(layers, parts));
   legend(card, parts, "box");
   return true;
 }
@@ -115,7 +117,7 @@ function shareDots(card, {layers, parts, label, all = [parts]}) {
     return {svg, bottom, xs: stops.map(x), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
             describe: (_, row) => [{text: `layer ${layers[row ?? 0]}`},
                                    ...parts.map(p => ({colour: p.colour, text: `${p.name}: ${short(p.values[row ?? 0])}%`}))]};
-  });
+  }, () => sharesTable(layers, parts));
   legend(card, parts, "box");
   return true;
 }
@@ -163,7 +165,7 @@ function distancesOf(sample, layer = null) {
 function groupedBars(card, {names, series, label, axis, of, mark}) {
   const most = Math.max(...series.flatMap(s => [...s.values, ...(s.marks ?? [])])), bottom = kHeight - kBottom;
   mount(card, label, width => {
-    const svg = canvas(width, kHeight), y = leftAxis(svg, width, bottom, [0, 100 * most || 1]), slot = (width - kLeft - kRight) / names.length;
+    const svg = canvas(width, kHeight), y = leftAxis(svg, width, bottom, roundRange([0, 100 * most || 1])), slot = (width - kLeft - kRight) / names.length;
     const bar = Math.min(40, slot * 0.8 / series.length), every = Math.ceil((8 + 7 * Math.max(7, ...names.map(name => name.length))) / slot);
     svg.append(node("line", {class: "axis", x1: kLeft, x2: width - kRight, y1: bottom, y2: bottom}));
     svg.append(node("text", {class: "name", x: (kLeft + width - kRight) / 2, y: bottom + 31, "text-anchor": "middle"}, axis));
@@ -181,7 +183,7 @@ function groupedBars(card, {names, series, label, axis, of, mark}) {
     return {svg, bottom, xs, describe: k => [
       {text: `${of} ${names[k]}`},
       ...series.map(s => ({colour: s.colour, text: `${s.name}: ${percent(s.values, k).toFixed(1)}%${s.marks ? `, ${mark} ${percent(s.marks, k).toFixed(1)}%` : ""}`}))]};
-  });
+  }, () => [[of, ...series.map(s => s.name)], ...names.map((name, k) => [name, ...series.map(s => s.values[k] ?? "")])]);
   card.append(node("div", {class: "legend"}, ...series.map(s => {
     const i = node("i", {class: "box"});
     i.style.color = s.colour;
@@ -230,7 +232,7 @@ function blockMap(card, {sample, layer, group, paint, label}) {
                       {text: packed && (column < begin || column >= end) ? "another document" : `block ${whole(block)}: ${is}`},
                       {text: `lists ${list.slice(0, 24).map(whole).join(", ")}${list.length > 24 ? ", …" : ""}`}];
             }};
-  });
+  }, () => [["query", "blocks"], ...lists.map((list, q) => [sample.queries[q], list.join(" ")])]);
 }
 
 // Draws values[layer][bin], in percent, as coloured cells.
@@ -252,7 +254,7 @@ function distanceMap(card, {names, values, layers, label, axis = "distance in bl
     return {svg, bottom, xs: names.map((_, k) => kLeft + (k + 0.5) * slot), rows: layers.length, rowAt: y => Math.max(0, Math.min(layers.length - 1, Math.floor((y - kTop) / cell))),
             describe: (k, row) => [{text: `distance ${names[k]}`}, ...layers.flatMap((number, r) => (row === null || row === undefined ? r < 12 : r === row)
               ? [{colour: ramp(values[r][k] / high), text: `layer ${number}: ${short(values[r][k])}%`}] : [])]};
-  });
+  }, () => [["layer", ...names], ...layers.map((layer, r) => [layer, ...values[r].map(v => v ?? "")])]);
   rampLegend(card, low, high, "%");
   return true;
 }

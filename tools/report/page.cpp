@@ -4,82 +4,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string_view>
+#include <ctime>
 
 #include "engine/process/counted.h"
 #include "tools/report/facts.h"
+#include "tools/report/html.h"
+#include "tools/report/overview.h"
 
 namespace triad {
 
 namespace {
 
-// Escapes a text for HTML elements and attributes.
-std::string html(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
+// The script fills it with links to the page's sections.
+constexpr const char* kContents = "<nav id=\"contents\" aria-label=\"contents\"></nav>\n";
 
-// JSON text for a script element, escaped so that nothing in it can end the element.
-std::string script_json(const Json& value) {
-  std::string out;
-  for (const char c : dump_json(value, -1)) {
-    if (c == '<' || c == '>' || c == '&')
-      out += fmt::format("\\u{:04x}", static_cast<int>(c));
-    else
-      out += c;
-  }
-  return out;
-}
-
-std::string text_of(const Json& value) {
-  if (value.is_null()) return "–";
-  return value.is_string() ? value.get<std::string>() : dump_json(value, -1);
-}
-
-std::string number(const Json& value, const char* form = "{:.4g}") {
-  return value.is_number() ? fmt::format(fmt::runtime(form), value.get<double>()) : "–";
-}
-
-// An HTML table. kind is a class in page.css: "keys" has keys and values with any length; in "events" the last column
-// is text.
-std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
-                  const char* kind = "") {
-  const bool is_long = std::string_view(kind) == "events";
-  std::string out = fmt::format("<div class=\"scroll{}\" tabindex=\"0\"><table class=\"{}\"><thead><tr>",
-                                is_long ? " long" : "", kind);
-  for (const std::string& name : header) out += "<th scope=\"col\">" + html(name) + "</th>";
-  out += "</tr></thead><tbody>\n";
-  for (const auto& row : rows) {
-    out += "<tr>";
-    for (const std::string& field : row) out += "<td>" + html(field) + "</td>";
-    out += "</tr>\n";
-  }
-  return out + "</tbody></table></div>\n";
-}
-
-std::string card(const std::string& title, const std::string& body, bool wide = true) {
-  return fmt::format("<section class=\"card{}\"><h3>{}</h3>{}</section>\n", wide ? " wide" : "", html(title), body);
+std::string time_text() {
+  char text[32];
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%SZ", gmtime_r(&now, &utc));
+  return text;
 }
 
 // HTML for facts as tiles; long values get wider tiles.
@@ -196,48 +140,86 @@ std::string part(const ReportRun& run, const std::string& tag) {
   return out;
 }
 
-std::string group(const char* title, const std::string& cards, const char* kind = "") {
-  return cards.empty() ? "" : fmt::format("<h2>{}</h2><div class=\"grid {}\">\n{}</div>\n", title, kind, cards);
+// Why runs have failed, at the page's top.
+std::string failures(const std::vector<ReportRun>& runs) {
+  std::string out;
+  for (const ReportRun& run : runs) {
+    if (!run.status.failed) continue;
+    const std::string& label = run.data["label"].get_ref<const std::string&>();
+    out += fmt::format("<p class=\"failed\" role=\"alert\"><b>{}{}</b>{}</p>\n", label.empty() ? "" : html(label) + " ",
+                       html(run.status.text), run.status.reason.empty() ? "" : ": " + html(run.status.reason));
+  }
+  return out;
 }
 
-std::string head(const std::vector<ReportRun>& runs) {
-  if (runs.size() == 1) return fmt::format("<h1>{}</h1>\n", html(runs[0].folder)) + tiles(facts_of(runs[0]));
+std::string head(const Page& page) {
+  const std::vector<ReportRun>& runs = page.runs;
+  if (runs.size() == 1 && page.folder.empty())
+    return fmt::format("<h1>{}</h1>\n", html(runs[0].folder)) + failures(runs) + kContents + tiles(facts_of(runs[0]));
+  if (runs.size() != 2 || !page.folder.empty())
+    return fmt::format("<h1>{}</h1>\n", page.folder.empty() ? counted(runs.size(), "run")
+                                                            : html(page.folder) + ", " + counted(runs.size(), "run")) +
+           kContents + runs_table(page);
   const ReportRun &a = runs[0], &b = runs[1];
   std::string out = "<h1>Two runs</h1>\n";
   for (size_t i = 0; i < runs.size(); ++i)
     out += fmt::format("<p class=\"run\"><i class=\"s{}\"></i><b>{}</b> {}</p>\n", i, "AB"[i], html(runs[i].folder));
+  out += failures(runs) + kContents;
   std::string cards = card("Results", facts_table(facts_of(a), facts_of(b)) + "<p>" +
                                           html(first_difference_text(first_difference_of(a, b))) + "</p>");
   cards += differences_card("config.json", a.config, b.config);
   return out + group("What differs", cards + differences_card("env.json", a.environment, b.environment));
 }
 
-std::string data_element(const char* id, const Json& data) {
-  return fmt::format("<script type=\"application/json\" id=\"{}\">{}</script>\n", id, script_json(data));
+// The results of `triad eval` on a run's weights, the newest first.
+std::string evaluations_table(const Json& evaluations) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& e : evaluations) {
+    const Json data = e["data"];
+    std::string files;
+    for (const Json& file : data.is_array() ? data : Json::array({data}))
+      files += (files.empty() ? "" : ", ") + text_of(file);
+    rows.insert(rows.begin(),
+                {text_of(e["time"]), text_of(e.value("step", Json())), files, number(e["loss"], "{:.4f}"),
+                 number(e.value("ppl", Json()), "{:.3f}"), number(e.value("bits_per_byte", Json()), "{:.4f}"),
+                 number(e.value("positions", Json()), "{:.0f}")});
+  }
+  return table({"time", "step", "data", "loss", "perplexity", "bits per byte", "positions"}, rows, "evaluations");
 }
 
 }  // namespace
 
-std::string report_page(const std::vector<ReportRun>& runs) {
-  const bool both = runs.size() == 2;
-  const auto tag = [&](size_t i) { return both ? std::string(i == 0 ? " A" : " B") : ""; };
-  std::string title = runs[0].folder + (both ? " and " + runs[1].folder : "");
+std::string report_page(Page& page) {
+  std::vector<ReportRun>& runs = page.runs;
+  name_runs(page);
+  const bool both = runs.size() == 2 && page.folder.empty();
+  const auto tag = [&](size_t i) {
+    const std::string label = runs[i].data["label"];
+    return label.empty() ? label : " " + label;
+  };
+  std::string title = !page.folder.empty() ? page.folder : runs[0].folder;
+  if (page.folder.empty() && runs.size() > 1)
+    title += both ? " and " + runs[1].folder : fmt::format(" and {} more", runs.size() - 1);
   std::string out =
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
       html(title) + " · triad report</title>\n<style>\n" + kReportStyle + "</style></head><body>\n<main>\n" +
-      head(runs);
+      head(page);
   out += "<noscript><p class=\"warn\">The charts need JavaScript; the tables do not.</p></noscript>\n";
   out += "<div id=\"charts\"></div>\n";
-  std::string needles, events, files;
-  for (size_t i = 0; i < runs.size(); ++i) {
+  std::string evaluations, needles, events, files;
+  if (runs.size() > 2 || !page.folder.empty()) files += differing_keys_card(runs);
+  for (size_t i = 0; i < runs.size() && page.folder.empty(); ++i) {
+    const Json& results = runs[i].data["evaluations"];
+    if (!results.empty()) evaluations += card("triad eval" + tag(i), evaluations_table(results));
     if (!runs[i].needle.empty()) needles += card("triad eval --needle" + tag(i), runs[i].needle, false);
     events += part(runs[i], tag(i));
     files += object_card("config.json" + tag(i), runs[i].config);
     files += object_card("env.json" + tag(i), runs[i].environment);
   }
-  out += group("Needle recall by depth and length", needles, "halves") + group("What happened", events) +
-         group("Config and environment", files) + "</main>\n";
+  out += group("Evaluations", evaluations) + group("Needle recall by depth and length", needles, "halves") +
+         group("What happened", events) + group(page.folder.empty() ? "Config and environment" : "Config", files) +
+         "</main>\n";
   Json data = Json::array();
   for (const ReportRun& run : runs) data.push_back(run.data);
   const FirstDifference first_difference = both ? first_difference_of(runs[0], runs[1]) : FirstDifference{};
@@ -246,6 +228,7 @@ std::string report_page(const std::vector<ReportRun>& runs) {
   out += data_element("first_difference", {{"first", step(first_difference.first)},
                                            {"by_one_percent", step(first_difference.by_one_percent)}});
   out += data_element("difference", both ? loss_difference(runs[0], runs[1]) : Json());
+  out += data_element("page", {{"refresh_s", page.refresh_s}, {"written", page.refresh_s > 0 ? time_text() : ""}});
   return out + "<script>\n" + kReportScript + "</script>\n</body></html>\n";
 }
 

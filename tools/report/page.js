@@ -1,9 +1,10 @@
-// Builds the report's charts from the JSON in the page: for one run, or for two, which share the axes of every chart and
-// have one colour each. A chart without data is left out.
+// Builds the report's charts from the JSON in the page: for one run, or for several, which share the axes of every chart
+// and have one colour each. A chart without data is left out.
 
 const runs = JSON.parse(document.getElementById("data").textContent);
-const both = runs.length > 1;
-const tag = i => (both ? ` ${"AB"[i]}` : "");
+const both = runs.length > 1, many = runs.length > 6;  // many: the table of runs is the charts' legend
+const tag = i => (both ? ` ${runs[i].label}` : "");
+const styleOf = i => ({colour: colour(i), dashed: i >= kColours, crowded: many});
 const ofRuns = build => runs.flatMap((run, i) => build(run, i));
 
 // Returns a function that returns the section's grid and creates the section at its first call.
@@ -27,17 +28,19 @@ function card(grid, title, draw, {note, unit, wide} = {}) {
   return made;
 }
 
-const bad = new Set(["anomaly", "slow", "hung", "nonfinite", "divergence", "lr_jump"]);
-const marks = ofRuns((run, i) => run.events.filter(e => bad.has(e.kind))
+const bad = new Set(["anomaly", "slow", "hung", "nonfinite", "divergence", "failed", "lr_jump"]);
+const marks = many ? [] : ofRuns((run, i) => run.events.filter(e => bad.has(e.kind))
   .map(e => ({run, step: e.step, text: `${e.kind}${tag(i)}, rank ${e.rank}: ${e.text}`})));
 const firstDifference = JSON.parse(document.getElementById("first_difference").textContent);
 const difference = JSON.parse(document.getElementById("difference").textContent);
 if (firstDifference.first !== null) marks.push({run: runs[0], step: firstDifference.first, differs: true, text: "the losses first differ here"});
 
+// A line's name: with more than two runs the run's is enough.
+const nameOf = (name, i) => (runs.length > 2 ? runs[i].label : name + tag(i));
 // A chart with a line for each run; pick(run) returns its points.
 function lines(grid, title, pick, {name = title.toLowerCase(), note, unit, ...options} = {}) {
-  card(grid, title, made => lineChart(made, {series: ofRuns((run, i) => [{run, name: name + tag(i), points: pick(run) ?? [], colour: colour(i)}]),
-                                             unit, marks, label: title, ...options}), {note, unit});
+  card(grid, title, made => lineChart(made, {series: ofRuns((run, i) => [{run, name: nameOf(name, i), points: pick(run) ?? [], ...styleOf(i)}]),
+                                             unit, marks, label: title, noLegend: many, ...options}), {note, unit});
 }
 // A chart with a line for each rank of each run; with two runs, in the run's colour.
 function rankLines(grid, title, key, {note, unit} = {}) {
@@ -59,7 +62,7 @@ function choice(legend, key, options) {
   for (const [value, text] of options) {
     const input = node("input", {type: "radio", name: key, value});
     input.checked = view[key] === value;
-    input.addEventListener("change", () => { view[key] = value; redraws.forEach(draw => draw()); });
+    input.addEventListener("change", () => { view[key] = value; keepView(); redraws.forEach(draw => draw()); });
     set.append(node("label", {}, input, text));
   }
   return set;
@@ -67,15 +70,18 @@ function choice(legend, key, options) {
 function onOff(text, key) {
   const input = node("input", {type: "checkbox", name: key});
   input.checked = view[key];
-  input.addEventListener("change", () => { view[key] = input.checked; redraws.forEach(draw => draw()); });
+  input.addEventListener("change", () => { view[key] = input.checked; keepView(); redraws.forEach(draw => draw()); });
   return node("label", {}, input, text);
 }
 function switches() {
   const axis = [["steps", "steps"]], unit = [["loss", "loss"], ["perplexity", "perplexity"]];
-  if (runs.every(run => run.tokens_per_step)) axis.push(["tokens", "tokens"]);
-  if (runs.every(run => run.clock.length > 1)) axis.push(["time", "time"]);
-  if (runs.every(run => run.tokens_are_bytes)) unit.push(["bits", "bits per byte"]);
-  const lineSet = node("fieldset", {}, node("legend", {}, "Lines"), onOff("smoothed", "smooth"), onOff("log axis", "log"));
+  const trained = runs.filter(run => run.training.loss.length > 1);
+  if (trained.every(run => run.tokens_per_step)) axis.push(["tokens", "tokens"]);
+  if (trained.every(run => run.clock.length > 1)) axis.push(["time", "time"]);
+  if (trained.some(run => run.bits_per_nat)) unit.push(["bits", "bits per byte"]);
+  for (const [key, options] of [["axis", axis], ["unit", unit]])  // a stored choice may be missing
+    if (!options.some(option => option[0] === view[key])) view[key] = options[0][0];
+  const lineSet = node("fieldset", {}, node("legend", {}, "Lines"), onOff("smoothed", "smooth"), onOff("log axis", "log"), onOff("whole range", "whole"));
   return node("form", {class: "switches"}, choice("Against", "axis", axis), choice("Losses as", "unit", unit), lineSet);
 }
 
@@ -83,9 +89,9 @@ function switches() {
 
 const training = section("Training");
 card(training, "Loss", made => lineChart(made, {
-  series: [...ofRuns((run, i) => [{run, name: "training" + tag(i), points: run.training.loss, colour: colour(i)}]),
-           ...ofRuns((run, i) => [{run, name: "validation" + tag(i), points: run.validation, dots: true, colour: both ? colour(i) : colour(1)}])],
-  marks, label: "Loss of training and validation", loss: true, smooth: true, log: true}), {wide: true});
+  series: [...ofRuns((run, i) => [{run, name: many ? run.label : "training" + tag(i), points: run.training.loss, ...styleOf(i)}]),
+           ...(many ? [] : ofRuns((run, i) => [{run, name: "validation" + tag(i), points: run.validation, dots: true, colour: both ? colour(i) : colour(1)}]))],
+  marks, label: many ? "Training loss" : "Loss of training and validation", loss: true, smooth: true, log: true, noLegend: many}), {wide: true});
 document.querySelector("#charts .grid")?.before(switches());
 if (difference) {
   const over = key => axis => difference[key][axis] ?? [];
@@ -98,13 +104,27 @@ lines(training, "Validation loss", run => run.validation, {loss: true, log: true
 const kPositions = {name: "tokens before the prediction, up to", ticks: kAxes.steps.ticks, write: x => (x < 10 ? whole(2 ** x) : `${whole(2 ** (x - 10))}k`),
                     title: x => `up to ${whole(2 ** x)} tokens before`};
 card(training, "Loss by position", made => lineChart(made, {
-  series: ofRuns((run, i) => [{run, name: "loss" + tag(i), colour: colour(i), points: () => run.positions.map(([to, loss]) => [Math.log2(to), loss])}]),
+  series: ofRuns((run, i) => [{run, name: "loss" + tag(i), ...styleOf(i), points: () => run.positions.map(([to, loss]) => [Math.log2(to), loss])}]),
   label: "Loss by position", loss: true, axis: kPositions}), {note: "Of the last triad eval --per-position."});
 lines(training, "Throughput", run => run.training.tokens_per_s, {name: "tokens/s", unit: " tokens/s", zero: true, smooth: true});
 lines(training, "Gradient norm", run => run.training.grad_norm, {name: "norm before clipping", smooth: true, log: true});
 lines(training, "Learning rate", run => run.training.lr);
 lines(training, "Model FLOPs utilisation", run => run.training.mfu, {name: "mfu", zero: true});
 heatCards(training, "Gradient norm by layer", run => run.gradient_norms, {log: true, note: "Logarithmic colour scale."});
+
+// ---- samples ----
+
+const samples = section("Samples");
+for (const run of runs.filter(r => r.samples.length > 0))
+  card(samples, "Continuations of log.samples" + tag(runs.indexOf(run)), made => {
+    const pick = node("select", {"aria-label": "evaluation"}, ...run.samples.map((at, i) => node("option", {value: i}, `step ${whole(at.step)}`)).reverse());
+    const place = node("div", {class: "samples"});
+    const draw = () => place.replaceChildren(...run.samples[Number(pick.value)].samples.map(({prompt, text, stopped}) =>
+      node("p", {}, node("span", {class: "faint"}, prompt), text, ...(stopped ? [node("span", {class: "faint"}, " (end)")] : []))));
+    pick.addEventListener("change", draw);
+    made.append(pick, place);
+    draw();
+  }, {wide: true, note: "At each evaluation, always the likeliest token. The prompt is grey."});
 
 // ---- time ----
 
@@ -170,7 +190,7 @@ const documents = section("Documents");
       card(documents, title, made => groupedBars(made, {names, label: title, axis: "length in tokens", of: "length", mark: withParts ? "as the rows hold them" : "",
         series: known.map(run => ({name: `${key}${tag(runs.indexOf(run))}`, colour: colour(runs.indexOf(run)), values: sharesOf(run.lengths.lengths, key),
                                    marks: run.lengths.row_parts ? sharesOf(run.lengths.row_parts, key) : null}))}),
-        {unit: "%", note: known.map(run => `${tag(runs.indexOf(run)).trim() ? tag(runs.indexOf(run)).trim() + ": " : ""}${whole(run.lengths.documents)} documents, ` +
+        {unit: "%", note: known.map(run => `${tag(runs.indexOf(run)).trim() ? tag(runs.indexOf(run)).trim() + ": " : ""}${whole(run.lengths.documents)} document${run.lengths.documents === 1 ? "" : "s"}, ` +
                                            `${whole(Math.round(run.lengths.tokens / run.lengths.documents))} tokens on average, at most ${whole(run.lengths.longest)}.`).join(" ")});
 }
 for (const [title, key, note] of [["Documents a row", "docs_per_row", ""],
@@ -301,6 +321,12 @@ for (const run of measured) {
   card(index, title, made => distanceMap(made, {names: distances.map(d => classText(classOf(d))), layers, label: title, axis: "distance in tokens",
                                                 values: recall.map(row => row.map(v => (v === null ? null : 100 * v)))}), {unit: "%"});
 }
+
+arrange();
+arrangeTiles();
+fillContents();
+loadAnew();
+new ResizeObserver(() => { arrange(); arrangeTiles(); }).observe(document.querySelector("main"));
 
 // The first drawing does not wait for the browser's first frame, which a busy machine may delay beyond a printout.
 redraws.forEach(draw => draw());

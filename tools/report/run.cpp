@@ -8,19 +8,20 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <numbers>
 #include <regex>
-#include <set>
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
 #include "engine/process/text.h"
-#include "io/data/needle_grid.h"
 #include "io/data/position_losses.h"
 #include "io/file.h"
 #include "tools/csv_table.h"
+#include "tools/report/evaluations.h"
 #include "tools/report/facts.h"
 #include "tools/report/index_tables.h"
 #include "tools/report/series.h"
+#include "train/checkpoint/run_files.h"
 #include "train/config/load_config.h"
 #include "train/monitor/document_lengths.h"
 #include "train/monitor/selection_sample.h"
@@ -32,108 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr int kKnownHeartbeatSchema = 1, kKnownSampleSchema = 3, kKnownLengthsSchema = 1;
-
-// Heartbeat keys whose numbers the report draws as lines, one per rank.
-constexpr const char* kHeartbeatLines[] = {"step_ms",           "compute_ms",     "update_ms",         "fetch_ms",
-                                           "comm_wait_ms",      "tokens_per_s",   "host_mib",          "gpu_used_mib",
-                                           "gpu_util_pct",      "power_w",        "gpu_mem_alloc_mib", "sel_overlap",
-                                           "sel_forced_frac",   "gate_dead_frac", "docs_per_row",      "docs_cut_share",
-                                           "docs_padded_share", "index_loss",     "index_grad_norm"};
-
-double number_in(const Json& line, const char* key) {
-  const auto it = line.find(key);
-  return it != line.end() && it->is_number() ? it->get<double>() : NAN;
-}
-
-// What the report reads only from rank 0's heartbeats.
-struct FirstRank {
-  Points losses;
-  // Running time in seconds after each step, without the time between a stop and the resume.
-  Points clock;
-  std::vector<LayerValue> gradient_norms;
-};
-
-// Removes points from this step on, because a resumed run repeats steps and the last repetition counts.
-void forget_from(Points& points, int64_t step) {
-  while (!points.empty() && points.back().first >= static_cast<double>(step)) points.pop_back();
-}
-
-void add_step(FirstRank& first, int64_t step, const Json& line, double seconds) {
-  const auto at = static_cast<double>(step);
-  forget_from(first.losses, step);
-  forget_from(first.clock, step);
-  first.losses.emplace_back(at, number_in(line, "loss"));
-  if (seconds > 0) first.clock.emplace_back(at, seconds);
-  std::vector<LayerValue>& norms = first.gradient_norms;
-  while (!norms.empty() && norms.back().step >= at) norms.pop_back();
-  if (const auto it = line.find("layer_grad_norms"); it != line.end() && it->is_array())
-    for (size_t i = 0; i < it->size(); ++i)
-      if ((*it)[i].is_number()) norms.push_back({at, static_cast<double>(i), (*it)[i].get<double>()});
-}
-
-Json json_or_nothing(const std::string& text) {
-  try {
-    return parse_json(text, "a line");
-  } catch (const Error&) { return {}; }
-}
-
-// Reads a rank's heartbeats and returns {rank, last, state, means, lines}. Appends the events to `events`; fills
-// `first` if it is not null.
-Json rank_of(const std::string& path, int64_t rank, FirstRank* first, Json& events) {
-  std::map<std::string, Points> lines;
-  Json last;
-  std::string state;                 // the last heartbeat's message that describes the rank's state
-  double seconds = 0, before = NAN;  // running time; the previous heartbeat's time stamp
-  const std::vector<std::string> text = whole_lines(path);
-  for (size_t i = 0; i < text.size(); ++i) {
-    const Json line = json_or_nothing(text[i]);
-    const bool whole = line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
-                       line.contains("msg") && line["msg"].is_string();
-    if (!whole) {
-      fmt::print(stderr, "triad: {} line {} is left out: \"{}\" is no heartbeat (an object with step and msg)\n",
-                 printable(path), i + 1, shortened(text[i]));
-      continue;
-    }
-    if (const double schema = number_in(line, "schema"); schema > kKnownHeartbeatSchema)
-      fail("{} line {}: its schema is {}, and this program knows those up to {}", path, i + 1, schema,
-           kKnownHeartbeatSchema);
-    const auto step = line["step"].get<int64_t>();
-    const auto msg = line["msg"].get<std::string>();
-    last = line;
-    const double now = number_in(line, "ts");
-    if (msg != "boot" && now > before) seconds += now - before;
-    before = now;
-    if (msg != "stackdump" && msg != "progress" && msg != "checkpoint" && msg != "stage" && msg != "lr_jump" &&
-        msg != "evaluation")
-      state = msg;  // the other messages do not change a rank's state
-    if (msg == "step_end") {
-      for (auto& [key, points] : lines) forget_from(points, step);
-      for (const char* key : kHeartbeatLines)
-        if (const double value = number_in(line, key); std::isfinite(value))
-          lines[key].emplace_back(static_cast<double>(step), value);
-      if (first != nullptr) add_step(*first, step, line, seconds);
-    } else if (msg != "progress" && msg != "evaluation") {
-      Json event = {{"rank", rank}, {"step", step}, {"kind", msg}, {"time", line.value("iso", std::string())}};
-      std::string about;
-      for (const auto& [key, value] : line.items())
-        if (key == "type" || key == "text" || key == "at" || key == "why" || key == "folder" || key == "file" ||
-            key == "step_s" || key == "still_s")
-          about += fmt::format("{}{}: {}", about.empty() ? "" : "; ", key,
-                               value.is_string() ? value.get<std::string>() : brief(value));
-      event["text"] = about;
-      events.push_back(event);
-    }
-  }
-  Json out = {{"rank", rank}, {"last", last}, {"state", state}, {"means", Json::object()}, {"lines", Json::object()}};
-  for (const auto& [key, points] : lines) {
-    double sum = 0;
-    for (const auto& point : points) sum += point.second;
-    out["means"][key] = sum / static_cast<double>(points.size());
-    out["lines"][key] = thinned(points);
-  }
-  return out;
-}
+constexpr int kKnownSampleSchema = 3, kKnownLengthsSchema = 1;
 
 // Memory in MiB by category, from the run's memory snapshots, as [{label, step, categories}].
 Json memory_of(const std::string& folder) {
@@ -181,53 +81,6 @@ Json fallbacks_of(const CsvTable& table) {
   Json out = Json::array();
   for (const auto& [what, count] : counts) out.push_back({{"what", what}, {"count", count}});
   return out;
-}
-
-// Reads a CSV file that `triad eval --needle` writes; a grid without lengths if the file does not exist.
-NeedleGrid needle_grid_of(const std::string& path) {
-  const CsvTable table(path, {"length", "depth", "samples", "right"});
-  NeedleGrid grid;
-  std::set<int64_t> lengths;
-  std::set<double> depths;
-  for (size_t i = 0; i < table.size(); ++i) {
-    for (const char* column : {"length", "depth", "samples"})
-      TRIAD_CHECK(std::isfinite(table.number(i, column)), "{} line {}: {} is no number", path, i + 2, column);
-    lengths.insert(static_cast<int64_t>(table.number(i, "length")));
-    depths.insert(table.number(i, "depth"));
-    grid.samples = static_cast<int64_t>(table.number(i, "samples"));
-  }
-  grid.lengths.assign(lengths.begin(), lengths.end());
-  grid.depths.assign(depths.begin(), depths.end());
-  grid.right.assign(lengths.size() * depths.size(), -1);
-  const auto place = [](const auto& sorted, auto value) {
-    return static_cast<size_t>(std::lower_bound(sorted.begin(), sorted.end(), value) - sorted.begin());
-  };
-  for (size_t i = 0; i < table.size(); ++i) {
-    const double right = table.number(i, "right");
-    TRIAD_CHECK(right >= 0 && right <= table.number(i, "samples") && table.number(i, "samples") == grid.samples,
-                "{} line {}: {} of {} samples", path, i + 2, right, table.number(i, "samples"));
-    const size_t length = place(grid.lengths, static_cast<int64_t>(table.number(i, "length"))),
-                 depth = place(grid.depths, table.number(i, "depth"));
-    grid.right[depth * grid.lengths.size() + length] = static_cast<int64_t>(right);
-  }
-  const auto missing = std::find(grid.right.begin(), grid.right.end(), -1) - grid.right.begin();
-  TRIAD_CHECK(missing == static_cast<std::ptrdiff_t>(grid.right.size()), "{}: no row for length {} at depth {}", path,
-              grid.lengths[missing % grid.lengths.size()], grid.depths[missing / grid.lengths.size()]);
-  return grid;
-}
-
-// Reads positions.csv, which `triad eval --per-position` writes: {to, loss} for each position range; empty if the file
-// does not exist.
-Points position_losses_of(const std::string& path) {
-  const CsvTable table(path, {"to", "loss"});
-  Points points;
-  for (size_t i = 0; i < table.size(); ++i) {
-    const double to = table.number(i, "to");
-    TRIAD_CHECK(to >= 1 && (points.empty() || to > points.back().first), "{} line {}: a range of positions ends at {}",
-                path, i + 2, to);
-    points.emplace_back(to, table.number(i, "loss"));
-  }
-  return points;
 }
 
 // Gradient norms by layer and step, from the heartbeats or from grad_ledger.csv; null if the run recorded them in
@@ -373,41 +226,6 @@ void add_lines_and_maps(Json& d, const RunTables& tables) {
   d["fallbacks"] = fallbacks_of(tables.fallbacks);
 }
 
-// Adds the ranks, their events sorted by step, and stack dump names to d. Returns what only rank 0's heartbeats hold.
-FirstRank add_ranks(Json& d, const std::string& folder) {
-  static const std::regex kHeartbeats("heartbeat_rank(\\d+)\\.jsonl");
-  std::map<int64_t, std::string> ranks;
-  Json dumps = Json::array();
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    std::smatch match;
-    if (std::regex_match(name, match, kHeartbeats))
-      if (const auto rank = parse_number<int64_t>(match[1].str())) ranks[*rank] = entry.path().string();
-    if (name.starts_with("stackdump_rank")) dumps.push_back(name);
-  }
-  std::sort(dumps.begin(), dumps.end());
-  d["stackdumps"] = dumps;
-  d["events"] = d["ranks"] = Json::array();
-  FirstRank first;
-  for (const auto& [rank, path] : ranks)
-    d["ranks"].push_back(rank_of(path, rank, rank == 0 ? &first : nullptr, d["events"]));
-  std::stable_sort(d["events"].begin(), d["events"].end(),
-                   [](const Json& a, const Json& b) { return a["step"] < b["step"]; });
-  return first;
-}
-
-// Pictures for the measured tasks, one below the other.
-std::string needle_svgs(const fs::path& folder, const Json& config) {
-  const Json attention = config.contains("model") ? config["model"].value("attention", Json("nsa")) : Json();
-  std::string out;
-  for (const auto& [word, kind] : EnumWords<NeedleKind>::words) {
-    const NeedleGrid grid = needle_grid_of((folder / needle_file(kind, "csv")).string());
-    if (grid.lengths.empty()) continue;
-    out += grid.svg(needle_title(kind, attention.is_string() ? attention.get<std::string>() : "?"));
-  }
-  return out;
-}
-
 }  // namespace
 
 bool has_stages(const Json& config) {
@@ -421,12 +239,14 @@ ReportRun read_run(const std::string& folder) {
   const auto file = [&](const std::string& name) { return (fs::path(folder) / name).string(); };
   TRIAD_CHECK(fs::exists(file("config.json")), "{} holds no run: it has no config.json", folder);
   ReportRun run{.folder = folder,
+                .status = {},
                 .config = json_or_null(file("config.json")),
                 .environment = json_or_null(file("env.json")),
                 .losses = {},
                 .losses_rounded = false,
                 .validation = {},
                 .clock = {},
+                .bits_per_nat = NAN,
                 .needle = {},
                 .data = {}};
   for (const auto& [group, keys] : run.config.items())
@@ -440,7 +260,6 @@ ReportRun read_run(const std::string& folder) {
   Json& d = run.data;
   d["folder"] = folder;
   d["tokens_per_step"] = tokens_per_step(run);
-  d["tokens_are_bytes"] = tokens_are_bytes(run.config);
   d["sample"] = sample_of(file(kSelectionSample));
   d["lengths"] = lengths_of(file(kDocumentLengths));
   d["positions"] = thinned(position_losses_of(file(kPositionsCsv)));
@@ -448,16 +267,25 @@ ReportRun read_run(const std::string& folder) {
   d["index"] = index_tables(folder);
   d["memory"] = memory_of(folder);
   d["metrics"] = json_or_null(file("metrics.json"));
-  const FirstRank first = add_ranks(d, folder);
+  FirstRank first = add_ranks(d, folder);
   run.needle = needle_svgs(folder, run.config);
   if (fs::exists(file(".anomaly_type"))) d["stopped_by"] = read_file(file(".anomaly_type"));
   d["gradient_norms"] = gradient_norms_of(first, tables.ledger);
   run.clock = clock_of(first, tables.training);
   d["clock"] = thinned(run.clock);
-  run.losses_rounded = first.losses.empty();
-  run.losses = run.losses_rounded ? points_of(tables.training, "loss") : first.losses;
+  run.losses_rounded = first.steps["loss"].empty();
+  run.losses = run.losses_rounded ? points_of(tables.training, "loss") : first.steps["loss"];
   run.validation = points_of(tables.validation, "val_loss");
-  if (!run.losses_rounded && run.losses.size() >= tables.training.size()) d["training"]["loss"] = thinned(run.losses);
+  // training.csv has a row every log.every steps, and the heartbeats most steps.
+  for (const auto& [key, points] : first.steps)
+    if (!points.empty() && points.size() >= tables.training.size()) d["training"][key] = thinned(points);
+  d["bits_per_byte"] = thinned(first.bits_per_byte);
+  run.bits_per_nat = tokens_are_bytes(run.config) ? 1 / std::numbers::ln2 : NAN;
+  if (std::isfinite(first.bits_per_nat)) run.bits_per_nat = first.bits_per_nat;
+  d["bits_per_nat"] = has_stages(run.config) ? Json() : number_or_null(run.bits_per_nat);
+  d["samples"] = samples_of(file(kSamplesFile));
+  d["evaluations"] = evaluations_of(file(kEvaluationsFile));
+  run.status = status_of(d, run.config, run.environment, folder);
   return run;
 }
 

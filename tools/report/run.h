@@ -6,20 +6,23 @@
 #include <vector>
 
 #include "io/json_config.h"
+#include "tools/report/ranks.h"
 #include "tools/report/series.h"
 
 namespace triad {
 
 struct ReportRun {
   std::string folder;
+  Status status;
   Json config, environment;  // config.json's and env.json's contents; null if absent
   Points losses;             // rank 0's loss by step
   // True: the losses are from training.csv, because the run has no heartbeats, which hold all digits.
   bool losses_rounded = false;
-  Points validation;   // validation loss, by evaluation step
-  Points clock;        // running time in seconds after each step
-  std::string needle;  // an SVG for each grid that `triad eval --needle` wrote; empty without one
-  Json data;           // input for the page's charts; tools/report/page.js reads its keys
+  Points validation;          // validation loss, by evaluation step
+  Points clock;               // running time in seconds after each step
+  double bits_per_nat = NAN;  // factor from a loss per token to bits per byte; NaN if unknown
+  std::string needle;         // an SVG for each grid that `triad eval --needle` wrote; empty without one
+  Json data;                  // input for the page's charts; tools/report/page.js reads its keys
 };
 
 // Whether the run has train.stages, so that its steps and evaluations may have different row lengths.
@@ -34,6 +37,14 @@ struct Difference {
   Json a, b;
 };
 std::vector<Difference> differences_of(const Json& a, const Json& b);
+
+// A key ("group.key") in which several runs' configs differ, with the value in each run (null if absent). The runs'
+// folders are left out.
+struct DifferingKey {
+  std::string key;
+  std::vector<Json> values;
+};
+std::vector<DifferingKey> differing_keys(const std::vector<ReportRun>& runs);
 
 // The first steps at which two runs' losses differ at all, and by more than 1%, among the steps that both runs have.
 struct FirstDifference {

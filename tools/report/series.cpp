@@ -11,13 +11,11 @@ namespace {
 constexpr size_t kMostPoints = 1500;  // most points in a line
 constexpr size_t kMostColumns = 240;  // most columns in a heat map
 
-}  // namespace
-
-Json thinned(const Points& points) {
+Json thin(const Points& points, size_t most) {
   Json out = Json::array();
-  const size_t stretches = kMostPoints / 2, n = points.size();
+  const size_t stretches = most / 2, n = points.size();
   const auto put = [&](size_t i) { out.push_back({points[i].first, number_or_null(points[i].second)}); };
-  if (n <= kMostPoints) {
+  if (n <= most) {
     for (size_t i = 0; i < n; ++i) put(i);
     return out;
   }
@@ -32,6 +30,17 @@ Json thinned(const Points& points) {
     if (low != high) put(std::max(low, high));
   }
   return out;
+}
+
+}  // namespace
+
+Json thinned(const Points& points) { return thin(points, kMostPoints); }
+
+Json thinned(const Json& line, size_t most) {
+  Points points;
+  for (const Json& point : line)
+    points.emplace_back(point[0].get<double>(), point[1].is_number() ? point[1].get<double>() : NAN);
+  return thin(points, most);
 }
 
 Points points_of(const CsvTable& table, const char* column) {

@@ -18,6 +18,7 @@ inline Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(
 
 // Thins a line to [[x, y], ...]. It keeps the lowest and the highest point in each stretch, so no spike is lost.
 Json thinned(const Points&);
+Json thinned(const Json& line, size_t most);  // the same for such a line, to at most so many points
 
 // A table's column over its column "step": all points, or thinned ones. No points if the table has no such column.
 Points points_of(const CsvTable&, const char* column);

@@ -53,21 +53,41 @@ Comm::Comm(Comm& all, const std::vector<int>& ranks, std::unique_ptr<Link> link)
     if (!all.peers_.empty()) peers_.push_back(all.peers_[static_cast<size_t>(rank)]);
 }
 
-Comm& Comm::group(int count, int stride) {
+Comm& Comm::group(int count, int stride, Queue queue) {
   TRIAD_CHECK(count > 0 && stride > 0 && world_ % (count * stride) == 0, "groups of {} ranks, {} apart, of {} ranks",
               count, stride, world_);
   if (count == world_) return *this;
-  std::unique_ptr<Comm>& group = groups_[{count, stride}];
+  std::unique_ptr<Comm>& group = groups_[{count, stride, queue}];
   if (group == nullptr) {
     const int block = count * stride, first = rank_ / block * block + rank_ % stride;
     std::vector<int> ranks;
     for (int i = 0; i < count; ++i) ranks.push_back(first + i * stride);
     group = make_group(ranks);
+    if (queue == Queue::own) group->stream_ = std::make_shared<Stream>(stream_->device(), "comm of a group", kPriority);
   }
   return *group;
 }
 
 std::unique_ptr<Comm> Comm::make_group(const std::vector<int>&) { fail("{} has no groups of ranks", name()); }
+
+namespace {
+
+// Throws if a host's ranks are not adjacent: groups of adjacent ranks, such as replicas, would then be on several
+// hosts, and sums in the order of ranks would cross the network for every rank. identities: host_identity() by rank.
+void check_adjacent(const std::vector<Peer>& peers, const std::vector<std::string>& identities) {
+  std::map<std::string, size_t> last;  // host -> its last rank so far
+  for (size_t r = 0; r < identities.size(); ++r) {
+    const auto [seen, fresh] = last.emplace(identities[r], r);
+    if (!fresh && seen->second + 1 != r)
+      fail(
+          "launch: ranks {} and {} are on host {}, and rank {} between them is on host {}: a host's ranks must be "
+          "adjacent (mpirun --map-by slot, srun --distribution=block, torchrun's own order)",
+          seen->second, r, peers[r].host, r - 1, peers[r - 1].host);
+    seen->second = r;
+  }
+}
+
+}  // namespace
 
 // Gathers all ranks' peers. Throws if they contradict each other, as when two ranks share a GPU.
 void Comm::gather_peers(const LaunchEnv& env, Device device) {
@@ -112,6 +132,7 @@ void Comm::gather_peers(const LaunchEnv& env, Device device) {
       fail("launch: ranks {} and {} are on one GPU ({} of host {}): one process a GPU is needed", other->second, r,
            f[6], f[4]);
   }
+  check_adjacent(peers_, identities);
   guard_->watch(local);
   if (!has_several_hosts()) return;
   std::vector<std::string> names;
@@ -233,6 +254,7 @@ void Comm::add(std::span<double> values, const std::string& what) {
 void Comm::finish() {
   if (!guard_) return;
   stream_->synchronize();
+  for (const auto& [ranks, group] : groups_) group->stream_->synchronize();
   expect_end();
   for (auto& [ranks, group] : groups_) group->do_finish();
   do_finish();

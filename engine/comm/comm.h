@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -61,8 +62,10 @@ class Comm {
   // groups divide the world: among 8 ranks, group(2) has ranks 2 and 3, group(4, 2) ranks 1, 3, 5 and 7. count * stride
   // divides world(). rank() and world() count within the group, peers() are named as in the world. It queues on the
   // same stream() and belongs to this Comm. Collective, and so are the group's own collectives: all groups call the
-  // same ones at the same time. group(world()) is this Comm itself.
-  Comm& group(int count, int stride = 1);
+  // same ones at the same time. group(world()) is this Comm itself. Queue::own: a group with a stream() of its own,
+  // which works beside this Comm's; what the two queue still begins in the order of the calls.
+  enum class Queue { same, own };
+  Comm& group(int count, int stride = 1, Queue queue = Queue::same);
   int64_t collectives() const { return guard_ ? guard_->count() : 0; }
   // Sets the file that receives the last 1,000 collectives when one times out or a rank is gone.
   void record_collectives(const std::string& path) {
@@ -168,8 +171,8 @@ class Comm {
   std::vector<Peer> peers_;
   double waited_ms_ = 0;
   bool recording_ = false;
-  Comm* const all_ = nullptr;                                    // the Comm to which this group belongs; null: no group
-  std::map<std::pair<int, int>, std::unique_ptr<Comm>> groups_;  // key: count and stride
+  Comm* const all_ = nullptr;  // the Comm to which this group belongs; null: no group
+  std::map<std::tuple<int, int, Queue>, std::unique_ptr<Comm>> groups_;  // key: count, stride and queue
 };
 
 // This rank's GPU: the one with its local rank, or the only visible one. Throws if the host has more ranks than GPUs.

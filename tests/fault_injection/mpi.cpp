@@ -1,11 +1,13 @@
 // A transmission error that tests inject with LD_PRELOAD. TRIAD_FLIP="RANK COUNT": in the COUNT-th all-gather with at
 // least 1,000 bytes on rank RANK, flips a bit midway in the bytes received from rank 0. Assumes that MPI's handles are
-// pointers, as in Open MPI.
+// pointers, as in Open MPI. And a host's name: TRIAD_HOST=NAME, for ranks that count as those of several hosts.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace {
 
@@ -51,4 +53,12 @@ extern "C" int MPI_Test(void** request, int* done, void* status) {
     f.received = nullptr;
   }
   return result;
+}
+
+extern "C" int gethostname(char* name, size_t size) noexcept {
+  static const auto real = next(&gethostname, "gethostname");
+  const char* const other = std::getenv("TRIAD_HOST");
+  if (other == nullptr) return real(name, size);
+  std::strncpy(name, other, size);
+  return 0;
 }

@@ -457,6 +457,29 @@ TEST_CASE("dist: ranks with plain srun's variables connect at MASTER_ADDR, and l
   CHECK(read_text(folder.file("log")).find("both have local rank 0") != std::string::npos);
 }
 
+TEST_CASE("dist: a host whose ranks are not adjacent is refused by name", "[dist]") {
+  for (const bool adjacent : {true, false}) {
+    const TemporaryFolder folder;
+    const std::string args = train_args(folder.file("run"), kTwoRanks + " --set train.steps=1");
+    std::vector<std::unique_ptr<BackgroundProgram>> ranks;
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto [host, local] = adjacent ? std::pair{rank / 2, rank % 2} : std::pair{rank % 2, rank / 2};
+      ranks.push_back(std::make_unique<BackgroundProgram>(
+          args, as_torchrun_would(rank) + fmt::format("export WORLD_SIZE=4 LOCAL_RANK={}; exec env ", local) +
+                    with_faults("TRIAD_HOST=" + std::string(1, "ab"[host]))));
+    }
+    for (const auto& rank : ranks) {
+      const int code = rank->wait();
+      const std::string log = read_text(rank->output_file());
+      INFO(log);
+      CHECK((code == 0) == adjacent);
+      if (!adjacent)
+        CHECK(has(log, "ranks 0 and 2 are on host a, and rank 1 between them is on host b: a host's ranks must be"));
+    }
+    if (adjacent) CHECK(has(read_text(ranks[0]->output_file()), "4 ranks on 2 hosts"));
+  }
+}
+
 TEST_CASE("dist: ranks with torchrun's variables need no MPI", "[dist]") {
   const TemporaryFolder folder;
   const auto launch = [&](int rank) {

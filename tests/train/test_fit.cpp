@@ -78,6 +78,9 @@ TEST_CASE("fit: bytes that a rank sends, by dist.zero", "[fit]") {
   const auto [within, to_others] = per_parameter({"dist.zero=2", "dist.replicas=4"}, false, 8);
   CHECK(within == Approx(2));
   CHECK(to_others == Approx(3));
+  const auto in_bf16 = per_parameter({"dist.zero=2", "dist.replicas=4", "dist.replicas_grad_dtype=bf16"}, false, 8);
+  CHECK(in_bf16.first == Approx(2));
+  CHECK(in_bf16.second == Approx(1.5));
 }
 
 TEST_CASE("fit: the parts of a step's cost", "[fit]") {

@@ -112,6 +112,31 @@ TEST_CASE("zero: replicas of the shards give the weights of one rank", "[dist]")
   CHECK(has(uneven.output, "dist.replicas is 2, but the run has 3 ranks"));
 }
 
+TEST_CASE("zero: between replicas gradients are in bf16 if dist.replicas_grad_dtype says so", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  int runs = 0;
+  const auto weights = [&](const std::string& keys) {
+    return weights_of(train(folder.file(std::to_string(runs++)), 4, 1, "--set dist.bucket_mb=0.1 " + keys));
+  };
+  const std::string two = "--set dist.replicas=2 ", between = "--set dist.replicas_grad_dtype=bf16 ";
+  // A run with this trace fails if replicas do not round alike.
+  const auto exact = weights(two), half = weights(two + between + "--set 'log.diagnostics=[\"buckets\"]' ");
+  CHECK(half == weights(two + between + "--set dist.zero=2"));
+  CHECK(distance(exact, half) > 0);
+  CHECK(distance(exact, half) < kMostBf16);
+  CHECK(half != weights(two + "--set dist.grad_dtype=bf16"));  // which rounds within a replica, and not between them
+  // No late bucket is larger than others: one passes between the replicas beside the next one's sum.
+  for (const std::string& line : lines(folder.file("0/ddp_buckets.txt")))
+    if (const size_t comma = line.find(','); line.front() >= '0' && line.front() <= '9')
+      CHECK(std::stoll(line.substr(comma + 1)) * 4 <= 0.1 * (1 << 20));
+  // If each rank is a replica, all sums pass between replicas.
+  CHECK(weights("--set dist.replicas=4 " + between) == weights("--set dist.replicas=4 --set dist.grad_dtype=bf16"));
+  const Outcome refused = run_program(train_arguments(folder.file("one"), 1, 1, between));
+  CHECK(refused.exit_code == 2);
+  CHECK(has(refused.output, "dist.replicas_grad_dtype is bf16, and dist.replicas is 1"));
+}
+
 TEST_CASE("zero: evaluations have the loss of one rank, if some ranks have a batch less", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;

@@ -5,7 +5,8 @@
 // a step. "GPU busy" is the time share in which at least one kernel, copy or fill runs, in traced steps with the graph.
 // Energy and clock are measured in further steps, because a reading takes the host's time.
 //
-// Several ranks (mpirun -np N) run the steps together. Rank 0 prints its own times, kernels and memory.
+// Several ranks (mpirun -np N) run the steps together. Rank 0 prints its own times, kernels and memory, and for each
+// rank the time that other ranks add to its step, and its card's energy.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -183,6 +184,8 @@ class Steps {
   void forget_graphs() { step_.forget_graphs(); }
   // Makes the following steps run without a CUDA graph.
   void leave_graph() { config_.runtime.cuda_graph = false; }
+  // What the device reported about each of the last `count` steps, which have ended.
+  std::vector<StepResults::Times> parts(int64_t count) const { return {parts_.end() - count, parts_.end()}; }
   // Runs `count` steps and returns their times in us: from one step's beginning to the next one's on the GPU.
   std::vector<double> times_us(int64_t count) {
     std::vector<Event> begins;
@@ -201,6 +204,7 @@ class Steps {
   void settle() {
     const TrainStep::Result result = step_.result();
     --queued_;
+    parts_.push_back(result.times);
     TRIAD_CHECK(result.finite, "loss {} and gradient norm {} are not both finite", result.loss, result.grad_norm);
   }
 
@@ -212,12 +216,13 @@ class Steps {
   TrainStep step_;
   Loader loader_;
   int64_t taken_ = 0, queued_ = 0;
+  std::vector<StepResults::Times> parts_;
 };
 
-// Runs `count` steps on all ranks and returns rank 0's power, energy and clock; nothing on other ranks.
+// Runs `count` steps on all ranks and returns this rank's power, energy and clock.
 PowerUse measure_power(Steps& steps, int64_t count) {
   steps.drain();
-  const Nvml nvml(steps.comm().first() ? backend::pci_address(steps.ctx().device) : "");
+  const Nvml nvml(backend::pci_address(steps.ctx().device));
   // The least time between two readings, so that short steps seldom wait for one, s.
   constexpr double kBetweenReadings = 0.1;
   const Seconds now;
@@ -304,6 +309,37 @@ Json to_json(const Split& split) {
   Json out = Json::object();
   for (const auto& [name, spent] : split.family) out[name] = {{"us", spent.us}, {"launches", spent.launches}};
   return {{"busy", split.busy}, {"families", out}};
+}
+
+// Each rank's part of the timed steps, in the order of ranks. exposed_us: the wait for other ranks after a rank's own
+// backward, which no computation hides. On rank 0.
+Json gather_ranks(Steps& steps, const std::vector<StepResults::Times>& parts, const PowerUse& use) {
+  const auto median_us = [&](double StepResults::Times::*part) {
+    std::vector<double> ms;
+    for (const StepResults::Times& times : parts) ms.push_back(times.*part);
+    return 1e3 * median(ms);
+  };
+  using Times = StepResults::Times;
+  Json mine = {{"compute_us", median_us(&Times::compute)},
+               {"exposed_us", median_us(&Times::comm)},
+               {"update_us", median_us(&Times::update)},
+               {"gather_us", median_us(&Times::gather)}};
+  mine.update(to_json(use));
+  Json all = Json::array();
+  for (const std::string& text : steps.comm().all_gather_host_text(dump_json(mine, -1), "the ranks' times"))
+    all.push_back(parse_json(text, "a rank's times"));
+  return all;
+}
+
+void print_ranks(const Json& ranks, const Comm& comm) {
+  fmt::print("\n{:<32} {:>11} {:>20} {:>10} {:>13}\n", "rank", "compute ms", "exposed exchange ms", "update ms",
+             "joules a step");
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const auto ms = [&](const char* key) { return ranks[r][key].get<double>() * 1e-3; };
+    fmt::print("{:<32} {:>11.3f} {:>20.3f} {:>10.3f} {:>13}\n", comm.rank_name(static_cast<int>(r)), ms("compute_us"),
+               ms("exposed_us"), ms("update_us"),
+               ranks[r].contains("joules") ? fmt::format("{:.1f}", ranks[r]["joules"].get<double>()) : "not known");
+  }
 }
 
 std::string case_name(const LoadedConfig& loaded, int64_t ranks) {
@@ -420,10 +456,13 @@ void run_step(const StepOptions& o) {
     rows.rows.push_back(measure_steps(*steps, o, loaded, rows.ceiling));
     Json& row = rows.rows.back();
     if (text) print_row(row, rows.ceiling);
-    if (device.is_cuda()) {
-      const PowerUse use = measure_power(*steps, o.steps);
-      if (const Json power = to_json(use); !power.empty()) row["power"] = power;
-      if (const std::string power = describe(use); text && !power.empty()) fmt::print("{}\n", power);
+    const std::vector<StepResults::Times> parts = steps->parts(o.steps);
+    const PowerUse use = device.is_cuda() ? measure_power(*steps, o.steps) : PowerUse{};
+    if (const Json power = to_json(use); !power.empty()) row["power"] = power;
+    if (const std::string power = describe(use); text && !power.empty()) fmt::print("{}\n", power);
+    if (comm->world() > 1) {
+      row["by_rank"] = gather_ranks(*steps, parts, use);
+      if (text) print_ranks(row["by_rank"], *comm);
     }
     if (device.is_cuda() && !o.no_split) {
       Split split;

@@ -234,6 +234,10 @@ void Config::check_run() const {
         "runtime.asserts is true: with {} stages in train.stages runtime.cuda_graph must be false, since a graph does "
         "not say which stage's op has failed",
         stages.size());
+  if (dist.replicas == 1 && dist.replicas_grad_dtype == Precision::bf16)
+    fail_usage(
+        "dist.replicas_grad_dtype is bf16, and dist.replicas is 1: no sum passes between replicas (dist.grad_dtype is "
+        "for the sums within one)");
   constexpr int64_t kLongRun = 1000;
   if (train.steps > kLongRun && train.save_every == 0 && !train.allow_unsafe)
     fail_usage(

@@ -117,7 +117,7 @@ struct RuntimeConfig {
 struct DistConfig {
   CommBackend backend = CommBackend::automatic;
   double bucket_mb = 25;
-  Precision grad_dtype = Precision::fp32;
+  Precision grad_dtype = Precision::fp32, replicas_grad_dtype = Precision::fp32;
   int64_t zero = 0, replicas = 1, context = 1;
   int64_t timeout_s = 600;
 };

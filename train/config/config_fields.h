@@ -225,7 +225,7 @@ void visit(DistConfig& c, V&& v) {
     Rule{});
   v("bucket_mb", c.bucket_mb, "MiB of gradients in a bucket, which is summed over the ranks as a unit",
     above(0).up_to(1 << 20));
-  v("grad_dtype", c.grad_dtype, "dtype of gradients in the collectives", Rule{});
+  v("grad_dtype", c.grad_dtype, "dtype of gradients in the collectives; with dist.replicas, within a copy", Rule{});
   v("zero", c.zero,
     "what the ranks share instead of each having all (ZeRO's stages): 1: the optimizer's moments and master weights; "
     "2: the gradients too; 3: the weights too, which a layer gathers while it is in use",
@@ -234,6 +234,8 @@ void visit(DistConfig& c, V&& v) {
     "copies of what dist.zero divides, each on as many adjacent ranks, such as those of a host: sums and gathers then "
     "stay within a copy, but for one sum of each rank's part of the gradients over the copies",
     at_least(1).up_to(1 << 20));
+  v("replicas_grad_dtype", c.replicas_grad_dtype,
+    "dtype of gradients in the sum over the copies of dist.replicas: bf16 halves what passes between hosts", Rule{});
   v("context", c.context,
     "number of adjacent ranks that share each sequence: each has a part of its tokens. It divides the number of ranks, "
     "and train.micro_batch_size counts the sequences of such a group.",

@@ -38,7 +38,8 @@ CommCtas comm_ctas_during_backward(const Config& config, int64_t world) {
   return bytes / kH200Rates.few_ctas < backward_s / 2 ? CommCtas::few : CommCtas::all;
 }
 
-std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit, bool by_segment) {
+std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int64_t unit, bool by_segment,
+                                     int64_t late_times) {
   const int64_t most = std::max(unit, elements / unit * unit), all = params.stored_elements();
   TRIAD_CHECK(all % unit == 0, "{} stored elements in units of {}", all, unit);
   const Segments& segments = params.segments();
@@ -46,8 +47,7 @@ std::vector<GradBucket> plan_buckets(const Params& params, int64_t elements, int
   std::vector<GradBucket> buckets;
   // Cuts [begin, end) into buckets, starting at the end, where backward begins.
   const auto cut = [&](int64_t begin, int64_t end, bool late) {
-    constexpr int64_t kLateTimes = 8;
-    const int64_t size = late ? kLateTimes * most : most;
+    const int64_t size = late ? late_times * most : most;
     for (; end > begin; end -= std::min(size, end - begin)) {
       GradBucket bucket{.elements = {std::max(begin, end - size), end}, .params = {}, .late = late};
       for (int64_t i = 0; i < params.count(); ++i) {
@@ -82,7 +82,9 @@ BucketPlan::BucketPlan(const Params& params, const Config& config, int64_t rank,
       world_(ranks_of_replica(config, world)),
       buckets_(plan_buckets(
           params, static_cast<int64_t>(config.dist.bucket_mb * kMiB) / size_of(params.grad_buffer().memory().dtype),
-          segment_unit(world), has_grad_windows(config, world))),
+          segment_unit(world), has_grad_windows(config, world),
+          // A bucket passes between the replicas while the next one is summed within them, late ones too.
+          sums_in_two_hops(config, world) ? 1 : kLateTimes)),
       buckets_of_(static_cast<size_t>(params.count())) {
   for (size_t b = 0; b < buckets_.size(); ++b)
     for (const int64_t i : buckets_[b].params) buckets_of_[static_cast<size_t>(i)].push_back(static_cast<int64_t>(b));

@@ -19,8 +19,11 @@ struct GradBucket {
 // `unit`. Buckets are in the order in which backward is expected to fill them: matrices from the output head and the
 // last layer to the first layer, then the small parameters, then the embedding, whose gradient backward finishes last.
 // A gradient may span several buckets. Late buckets are larger, because no computation overlaps with them and a few
-// large collectives are faster than many small ones. by_segment: no bucket has elements from two segments.
-std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit, bool by_segment = false);
+// large collectives are faster than many small ones: they have at most `late_times` times as many elements. by_segment:
+// no bucket has elements from two segments.
+inline constexpr int64_t kLateTimes = 8;
+std::vector<GradBucket> plan_buckets(const Params&, int64_t elements, int64_t unit, bool by_segment = false,
+                                     int64_t late_times = kLateTimes);
 // Flat buffer segments (Params::Options::shard_elements) and buckets are multiples of this many elements, so no bucket
 // is padding alone.
 int64_t segment_unit(int64_t world);

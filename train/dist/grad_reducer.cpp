@@ -34,6 +34,8 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, const
       queue_(ctx, comm_),
       probe_param_(index_of_param(params, kProbe)),
       probe_(probe),
+      between_begun_(ctx.planning ? Device::cpu() : ctx.device),
+      between_done_(ctx.planning ? Device::cpu() : ctx.device),
       finder_(params),
       seed_(static_cast<uint64_t>(config.train.seed)),
       filled_(plan_.buckets().size()) {
@@ -57,25 +59,36 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, const
   }
   if (comm_.world() == 1) return;
   const int64_t largest = plan_.largest();
-  if (config.dist.grad_dtype == Precision::bf16)
+  const bool replica_is_one_rank = ranks_of_replica(config, ranks.all.world()) == 1;
+  if (config.dist.grad_dtype == Precision::bf16 ||
+      (replica_is_one_rank && config.dist.replicas_grad_dtype == Precision::bf16))
     sent_bf16_ = arena.alloc(MemTag::comm, "bucket in bf16", DType::bf16, {largest});
   Tensor flags, replicas_flags;
   if (sharded_ || replicas_ != nullptr || !sent_bf16_.empty() || (ctx.device.is_cuda() && comm_.may_share())) {
     staging_ = arena.alloc(MemTag::comm, "room for a bucket", DType::f32, {largest});
     flags = arena.alloc(MemTag::comm, "ranks' meetings", DType::i32, {comm_.world()});
-    if (replicas_ != nullptr)
-      replicas_flags = arena.alloc(MemTag::comm, "replicas' meetings", DType::i32, {replicas_->world()});
+  }
+  if (replicas_ != nullptr) {
+    const bool bf16 = config.dist.replicas_grad_dtype == Precision::bf16;
+    const int64_t part = largest / comm_.world();
+    if (bf16) between_bf16_ = arena.alloc(MemTag::comm, "bucket between replicas in bf16", DType::bf16, {part});
+    between_staging_ =
+        arena.alloc(MemTag::comm, "room for a bucket between replicas", bf16 ? DType::bf16 : DType::f32, {part});
+    replicas_flags = arena.alloc(MemTag::comm, "replicas' meetings", DType::i32, {replicas_->world()});
+    between_.emplace(ctx.on(replicas_->stream(), ctx.scratch));
   }
   if (sharded_)
     squares_ = arena.alloc(MemTag::comm, "pieces of the norm", DType::f64, {params.stored_elements() / kSumPiece});
   if (ctx.planning || staging_.empty()) return;
   std::vector<Tensor> shared = {params.grad_buffer().memory(), params.weight_buffer().memory(), staging_};
-  if (!sent_bf16_.empty()) shared.push_back(sent_bf16_);
+  for (const Tensor& t : {sent_bf16_, between_staging_, between_bf16_})
+    if (!t.empty()) shared.push_back(t);
   comm_.share(arena.base(), shared, flags);
   if (replicas_ != nullptr) replicas_->share(arena.base(), shared, replicas_flags);
 }
 
 void GradReducer::begin(bool recorded, const MicroStep& micro_step) {
+  complete_under_way();
   recorded_ = recorded, micro_step_ = micro_step;
   order_.clear();
   missing_.clear();
@@ -100,6 +113,10 @@ void GradReducer::open(int64_t segment, const Stream& on) {
   if (!windows_) return;
   const Segments& segments = params_.segments();
   const ElementRange place = params_.grad_buffer().place(segment, segments);
+  if (under_way_) {
+    const int64_t i = segment_of(plan_.buckets()[static_cast<size_t>(*under_way_)]);
+    if (params_.grad_buffer().place(i, segments).overlaps(place)) complete_under_way();
+  }
   for (int64_t i = 0; i < segments.count(); ++i) {
     if (!pending_[static_cast<size_t>(i)] || !params_.grad_buffer().place(i, segments).overlaps(place)) continue;
     if (!ctx_.planning) summed_[static_cast<size_t>(i)].block(on);
@@ -136,19 +153,70 @@ void GradReducer::reduce_recorded() {
 void GradReducer::reduce(int64_t index) {
   const GradBucket& bucket = plan_.buckets()[static_cast<size_t>(index)];
   for (const GraphEvent& event : filled_[static_cast<size_t>(index)]) event.block(comm_.stream());
-  const ElementRange e = bucket.elements, held = sharded_ ? plan_.shard(bucket) : e;
-  const Tensor grads = params_.grads(e), own = params_.grads(held);
-  const bool traced = trace_ != nullptr && micro_step_.last;
-  if (traced) trace_->launch(index);
+  const ElementRange e = bucket.elements;
+  const Tensor grads = params_.grads(e);
+  if (trace_ != nullptr && micro_step_.last) trace_->launch(index);
   if (comm_.world() > 1) {
     const Tensor sent = sent_bf16_.empty() ? grads : sent_bf16_.slice(0, 0, e.size());
     if (!sent_bf16_.empty()) cast(queue_.ctx(), sent, grads);
     sum(grads, sent, fmt::format("bucket {}", index), bucket.late ? CommCtas::all : ctas_);
   }
-  const Tensor sums = windows_ ? keep(index, held, own) : own;
-  if (traced) trace_->finish(queue_.ctx(), index, sums);
+  if (replicas_ == nullptr) return complete(index);
+  begin_between();
+  complete_under_way();
+  sum_over_replicas(index);
+  under_way_ = index;
+}
+
+// What follows the sum over all ranks, on the comm stream.
+void GradReducer::complete(int64_t index) {
+  const GradBucket& bucket = plan_.buckets()[static_cast<size_t>(index)];
+  const ElementRange e = bucket.elements, held = sharded_ ? plan_.shard(bucket) : e;
+  const bool in_parts = sums_with_kernel() || replicas_ != nullptr;
+  if (comm_.world() > 1 && !sharded_ && in_parts && !ctx_.planning)
+    comm_.all_gather(params_.grads(e), fmt::format("bucket {}", index));
+  const Tensor own = params_.grads(held), sums = windows_ ? keep(index, held, own) : own;
+  if (trace_ != nullptr && micro_step_.last) trace_->finish(queue_.ctx(), index, sums);
   if (sharded_ && micro_step_.last)
     square_pieces(queue_.ctx(), squares_.slice(0, held.begin / kSumPiece, held.end / kSumPiece), sums);
+}
+
+void GradReducer::complete_under_way() {
+  if (!under_way_) return;
+  if (!ctx_.planning) between_done_.block(comm_.stream());
+  complete(*under_way_);
+  under_way_.reset();
+}
+
+// The replicas' stream waits for the sums within the replica that were queued so far.
+void GradReducer::begin_between() {
+  if (ctx_.planning) return;
+  between_begun_.record(comm_.stream());
+  between_begun_.block(replicas_->stream());
+}
+
+// Sums this rank's part of a bucket over the replicas, in their stream. In bf16 each replica's part and then the sum
+// are rounded, alike in all replicas; the sum itself is in f32.
+void GradReducer::sum_over_replicas(int64_t index) {
+  if (ctx_.planning) return;
+  const std::string what = fmt::format("bucket {} over the replicas", index),
+                    gathered = fmt::format("bucket {} of the replicas", index);
+  const Tensor own = params_.grads(plan_.shard(plan_.buckets()[static_cast<size_t>(index)]));
+  const int64_t n = own.numel();
+  const Tensor staging = between_staging_.slice(0, 0, n);
+  if (between_bf16_.empty()) {
+    sum_own_part(*replicas_, *between_, own, own, staging, what);
+    replicas_->all_gather(own, gathered);
+  } else {
+    const Tensor sent = between_bf16_.slice(0, 0, n);
+    cast(*between_, sent, own);
+    sum_own_part(*replicas_, *between_, own, sent, staging, what);
+    const int64_t part = n / replicas_->world(), begin = replicas_->rank() * part;
+    cast(*between_, sent.slice(0, begin, begin + part), own.slice(0, begin, begin + part));
+    replicas_->all_gather(sent, gathered);
+    cast(*between_, own, sent);
+  }
+  between_done_.record(replicas_->stream());
 }
 
 // With a layer ring: adds a micro-step's sum over the ranks to the step's sums, and returns these.
@@ -165,38 +233,33 @@ Tensor GradReducer::keep(int64_t index, const ElementRange& held, const Tensor& 
   return sums;
 }
 
-// Sums a bucket over the ranks: its gradients as they are sent, into the gradients in f32. With shards, only this
-// rank's part has the sum afterwards. If ranks on one host can access each other's memory: by peer copies and one short
-// kernel, which leaves the SMs to concurrent work. In bf16 always with this kernel, since NCCL would round every
-// partial sum. Otherwise by NCCL, or on the host.
+// Sums a bucket over the replica's ranks: its gradients as they are sent, into the gradients in f32. Only this rank's
+// part has the sum afterwards, but for an all_reduce. If ranks on one host can access each other's memory: by peer
+// copies and one short kernel, which leaves the SMs to concurrent work. In bf16 always with this kernel, since NCCL
+// would round every partial sum. Otherwise by NCCL, or on the host.
 void GradReducer::sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas ctas) {
   if (ctx_.planning) return;
-  const bool with_kernel = by_copies() || !sent_bf16_.empty();
-  if (!with_kernel && !sharded_ && replicas_ == nullptr) return comm_.all_reduce(grads, what, ctas);
-  if (with_kernel)
-    sum_own_part(comm_, grads, sent, what);
-  else
+  if (sums_with_kernel())
+    sum_own_part(comm_, queue_.ctx(), grads, sent, staging_, what);
+  else if (sharded_ || replicas_ != nullptr)
     comm_.reduce_scatter(grads, what, ctas);
-  if (replicas_ != nullptr) {
-    const int64_t part = grads.numel() / comm_.world(), begin = comm_.rank() * part;
-    const Tensor own = grads.slice(0, begin, begin + part);
-    sum_own_part(*replicas_, own, own, what + " over the replicas");
-    replicas_->all_gather(own, what + " of the replicas");
-  }
-  if (!sharded_) comm_.all_gather(grads, what);
+  else
+    comm_.all_reduce(grads, what, ctas);
 }
 
 // Exchanges `sent` [n] between comm's ranks and writes this rank's part, summed, to the same part of grads [n] f32:
-// rank_sum() adds in f32 and in rank order.
-void GradReducer::sum_own_part(Comm& comm, const Tensor& grads, const Tensor& sent, const std::string& what) {
+// rank_sum() adds in f32 and in rank order. staging: room for n elements.
+void GradReducer::sum_own_part(Comm& comm, Context& ctx, const Tensor& grads, const Tensor& sent, const Tensor& staging,
+                               const std::string& what) {
   const int64_t world = comm.world(), part = grads.numel() / world, begin = comm.rank() * part;
   const auto own = [&](const Tensor& bucket) { return bucket.slice(0, begin, begin + part); };
-  const Tensor staging(staging_.data, sent.dtype, {world, part}, staging_.device);
-  comm.all_to_all(sent, staging.view({world * part}), what);
-  rank_sum(queue_.ctx(), own(grads), own(sent), staging, comm.rank());
+  const Tensor others(staging.data, sent.dtype, {world, part}, staging.device);
+  comm.all_to_all(sent, others.view({world * part}), what);
+  rank_sum(ctx, own(grads), own(sent), others, comm.rank());
 }
 
 void GradReducer::finish() {
+  complete_under_way();
   if (trace_ != nullptr) trace_->end(queue_.ctx());
 }
 

@@ -1,6 +1,8 @@
 // GradReducer: sums gradients over the ranks while backward still runs. The flat gradient buffer is divided into
 // buckets. A bucket's collective starts on the comm stream as soon as backward has finished the bucket's last gradient,
-// so only the last collectives don't overlap with backward.
+// so only the last collectives don't overlap with backward. With replicas of several ranks a bucket then passes between
+// them in a stream of their own, while the next bucket is summed within them. All ranks queue collectives in the same
+// order, so those of both streams can wait for each other's SMs without a circle.
 //
 // Without a layer ring, backward adds the micro-steps' gradients up in the whole flat buffer, where they are summed
 // over the ranks in the last micro-step. With a layer ring (has_grad_windows) every micro-step's gradients are summed
@@ -9,6 +11,7 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,8 +78,14 @@ class GradReducer final : public GradSink {
  private:
   void full(int64_t bucket);
   void reduce(int64_t bucket);
+  void begin_between();
+  void sum_over_replicas(int64_t bucket);
+  void complete(int64_t bucket);
+  void complete_under_way();
   void sum(const Tensor& grads, const Tensor& sent, const std::string& what, CommCtas);
-  void sum_own_part(Comm&, const Tensor& grads, const Tensor& sent, const std::string& what);
+  void sum_own_part(Comm&, Context&, const Tensor& grads, const Tensor& sent, const Tensor& staging,
+                    const std::string& what);
+  bool sums_with_kernel() const { return by_copies() || !sent_bf16_.empty(); }
   Tensor keep(int64_t bucket, const ElementRange& held, const Tensor& micro_step_grads);
   int64_t segment_of(const GradBucket&) const;
   bool by_copies() const { return comm_.shares() && !staging_.empty(); }
@@ -97,6 +106,13 @@ class GradReducer final : public GradSink {
   Tensor sent_bf16_;
   Tensor squares_;  // [stored elements / kSumPiece] f64: sums of squares, see squares()
   Tensor staging_;  // staging(); empty where NCCL or the host sums whole buckets
+  // With replicas_, [largest bucket's elements / ranks in a replica] each: other replicas' parts of a bucket's part,
+  // and the part in bf16 with dist.replicas_grad_dtype bf16, else empty. `between_` has the replicas' stream.
+  Tensor between_staging_, between_bf16_;
+  std::optional<Context> between_;
+  Event between_begun_;               // marks the comm stream where a bucket may pass between the replicas
+  Event between_done_;                // marks the replicas' stream after the bucket under way
+  std::optional<int64_t> under_way_;  // bucket that passes between the replicas
   BucketTrace* trace_ = nullptr;
 
   GradFinder finder_;

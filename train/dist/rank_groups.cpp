@@ -24,6 +24,11 @@ int64_t shard_count(const Config& config, int64_t world) {
 
 bool is_sharded(const Config& config, int64_t world) { return shard_count(config, world) > 1; }
 
+bool sums_in_two_hops(const Config& config, int64_t world) {
+  const int64_t ranks = ranks_of_replica(config, world);
+  return ranks > 1 && ranks < world;
+}
+
 namespace {
 int ranks_to_sum_first(const Config& config, int world) {
   const auto ranks = static_cast<int>(ranks_of_replica(config, world));
@@ -34,6 +39,8 @@ int ranks_to_sum_first(const Config& config, int world) {
 RankGroups::RankGroups(Comm& comm, const Config& config)
     : all(comm),
       replica(comm.group(ranks_to_sum_first(config, comm.world()))),
-      replicas(&replica == &comm ? nullptr : &comm.group(comm.world() / replica.world(), /*stride=*/replica.world())) {}
+      replicas(sums_in_two_hops(config, comm.world())
+                   ? &comm.group(comm.world() / replica.world(), /*stride=*/replica.world(), Comm::Queue::own)
+                   : nullptr) {}
 
 }  // namespace triad

@@ -15,13 +15,16 @@ int64_t ranks_of_replica(const Config&, int64_t world);
 // How many ranks divide the state among them; 1 if each has all, as with dist.zero 0.
 int64_t shard_count(const Config&, int64_t world);
 bool is_sharded(const Config&, int64_t world);
+// Whether gradients are summed within replicas of several ranks first, and then over the replicas.
+bool sums_in_two_hops(const Config&, int64_t world);
 
 struct RankGroups {
   RankGroups(Comm& all, const Config&);
 
   Comm& all;
-  Comm& replica;   // this rank's replica; all ranks if there is one replica, or if each rank is one
-  Comm* replicas;  // the ranks that have this rank's place in each replica; null if `replica` has all ranks
+  Comm& replica;  // this rank's replica; all ranks if there is one replica, or if each rank is one
+  // the ranks that have this rank's place in each replica, with a stream of their own; null if `replica` has all ranks
+  Comm* replicas;
 };
 
 }  // namespace triad

@@ -24,8 +24,8 @@ BytesSent bytes_sent(const Config& config, int64_t ranks, bool last) {
   const auto others_share = [](int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
   const double parameters = static_cast<double>(count_parameters(config.model)),
                elements = parameters * others_share(replica_ranks),
-               to_others =
-                   2 * parameters / static_cast<double>(replica_ranks) * others_share(ranks / replica_ranks) * 4;
+               to_others = 2 * parameters / static_cast<double>(replica_ranks) * others_share(ranks / replica_ranks) *
+                           size(config.dist.replicas_grad_dtype);
   const double gradients = elements * size(config.dist.grad_dtype), weights = elements * size(config.runtime.precision);
   switch (config.dist.zero) {
     case 0:

@@ -44,7 +44,7 @@ struct StepCost {
 //   1: the last micro-step scatters the sums, and the next forward gathers the new weights.
 //   2: every micro-step scatters the sums.
 //   3: every micro-step also gathers the weights, in forward and in backward.
-// And to other replicas, whenever its part of the gradients is summed, that part twice, in fp32.
+// And to other replicas, whenever its part of the gradients is summed, that part twice, in dist.replicas_grad_dtype.
 struct BytesSent {
   double within = 0, to_others = 0;
 };

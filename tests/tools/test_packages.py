@@ -110,7 +110,7 @@ class NsaLibrary(unittest.TestCase):
                 ({"cuda": cuda}, False, "cuda"),
                 ({"cpu": cpu, "cuda": cuda}, False, "cpu"),  # though the other is newer
                 ({"cuda": cuda, "cpu": cpu}, True, "cuda"),
-                ({"cuda": cuda, "auto": no_nvcc}, False, "auto"),
+                ({"auto": no_nvcc, "cuda": cuda}, False, "auto"),
                 ({"old": cpu, "new": cpu}, False, "new"),
                 ({"cpu": cpu, "tsan": sanitized}, False, "cpu"),
                 ({"tsan": sanitized, "cuda-debug": debug}, False, None)):

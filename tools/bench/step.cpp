@@ -332,11 +332,11 @@ Json gather_ranks(Steps& steps, const std::vector<StepResults::Times>& parts, co
 }
 
 void print_ranks(const Json& ranks, const Comm& comm) {
-  fmt::print("\n{:<32} {:>11} {:>20} {:>10} {:>13}\n", "rank", "compute ms", "exposed exchange ms", "update ms",
+  fmt::print("\n{:<32} {:>11} {:>20} {:>10} {:>15}\n", "rank", "compute ms", "exposed exchange ms", "update ms",
              "joules a step");
   for (size_t r = 0; r < ranks.size(); ++r) {
     const auto ms = [&](const char* key) { return ranks[r][key].get<double>() * 1e-3; };
-    fmt::print("{:<32} {:>11.3f} {:>20.3f} {:>10.3f} {:>13}\n", comm.rank_name(static_cast<int>(r)), ms("compute_us"),
+    fmt::print("{:<32} {:>11.3f} {:>20.3f} {:>10.3f} {:>15}\n", comm.rank_name(static_cast<int>(r)), ms("compute_us"),
                ms("exposed_us"), ms("update_us"),
                ranks[r].contains("joules") ? fmt::format("{:.1f}", ranks[r]["joules"].get<double>()) : "not known");
   }

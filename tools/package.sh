@@ -23,8 +23,10 @@ changed=$(git status --porcelain | head -n 3)
 [ -z "$changed" ] || fail "the checkout has changes that no commit holds (${changed//$'\n'/,}): commit or stash them, and build again"
 built=$($build/triad --version | sed -n '1s/.*(\(.*\))/\1/p')
 [ "$built" = "$commit" ] || fail "$build/triad is of commit ${built:-unknown}, and the checkout is at $commit: tools/build.sh cpu builds it again"
-waiting=$(cmake --build $build --target triad -- -n)
-[[ $waiting == *"no work to do"* ]] || fail "$build is older than the sources: tools/build.sh cpu builds it again"
+for tool in $([[ " $* " != *" wheel "* ]] || echo python3) $([[ " $* " != *" deb "* ]] || echo dpkg-deb dpkg-shlibdeps); do
+  command -v "$tool" >/dev/null || fail "$tool is missing: python3 writes wheels, dpkg-dev packages for Debian"
+done
+cmake --build $build --target triad >&2  # nothing to do, unless it was built before the last change was undone
 
 version=$(sed -n 's/^project(triad VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)  # equal builds give equal packages
@@ -36,7 +38,6 @@ scratch=$(mktemp -d)
 trap 'rm -rf -- "$scratch"' EXIT
 
 make_wheel() {
-  command -v python3 >/dev/null || fail "python3 is missing: it writes the wheel"
   cmake --build $build --target triad_static >&2
   DESTDIR=$scratch/wheel cmake --install $build --prefix /usr --component program >/dev/null
   strip -o "$scratch/triad" $build/static/triad
@@ -44,10 +45,7 @@ make_wheel() {
 }
 
 make_deb() {
-  local tool root=$scratch/debian/triad-train doc depends mpi release who name
-  for tool in dpkg-deb dpkg-shlibdeps; do
-    command -v $tool >/dev/null || fail "$tool is missing: install dpkg-dev, on Debian"
-  done
+  local root=$scratch/debian/triad-train doc depends mpi release who name
   mkdir -p "$root/DEBIAN"
   DESTDIR=$root cmake --install $build --prefix /usr --component program --strip >/dev/null
   doc=$root/usr/share/doc/triad-train

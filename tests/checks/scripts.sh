@@ -203,8 +203,13 @@ program_of 999999999999
 run 1 package.sh deb
 prints "build/cpu/triad is of commit 999999999999, and the checkout is at $commit"
 program_of $commit
-run 1 package.sh deb  # this cmake says nothing
-prints "build/cpu is older than the sources"
+run 1 package.sh wheel deb
+prints "is missing: python3 writes wheels, dpkg-dev packages for Debian"
+for tool in python3 dpkg-deb dpkg-shlibdeps; do stand_in $tool; done
+stand_in cmake 'echo "no space left" >&2; exit 1'
+run 1 package.sh deb
+prints "no space left"
+calls_has "cmake --build build/cpu --target triad"  # the sources may be newer than a build with the same commit
 echo " M model/layer.cpp" >"$root/changed"
 run 1 package.sh wheel
 prints "the checkout has changes that no commit holds ( M model/layer.cpp)"

@@ -117,7 +117,8 @@ TEST_CASE("zero: between replicas gradients are in bf16 if dist.replicas_grad_dt
   const TemporaryFolder folder;
   int runs = 0;
   const auto weights = [&](const std::string& keys, int ranks = 4) {
-    return weights_of(train(folder.file(std::to_string(runs++)), ranks, 1, "--set dist.bucket_mb=0.1 " + keys));
+    return weights_of(
+        train(folder.file(std::to_string(runs++)), ranks, 1, "--set dist.bucket_mb=0.1 --set train.steps=8 " + keys));
   };
   const std::string two = "--set dist.replicas=2 ", between = "--set dist.replicas_grad_dtype=bf16 ";
   // A run with this trace fails if replicas do not round alike.

@@ -80,7 +80,13 @@ void set_json_key(Json& root, const std::string& assignment) {
   }
   if (root.contains(group) && !root[group].is_object())
     fail_usage("{} is {}, not a group of keys", shortened(group), brief(root[group]));
-  root[group][key] = value;
+  const size_t second = key.find('.');
+  if (second == std::string::npos) return void(root[group][key] = value);
+  Json& object = root[group][key.substr(0, second)];
+  if (!object.is_null() && !object.is_object())
+    fail_usage("{}.{} is {}, no object with the key {}", shortened(group), shortened(key.substr(0, second)),
+               brief(object), shortened(key.substr(second + 1)));
+  object[key.substr(second + 1)] = value;
 }
 
 namespace json_config {

@@ -56,8 +56,8 @@ std::string brief(const AnyJson& value) {
 // Reads a config file: one JSON object, with // and /* */ comments. A file that is missing, empty, cut or not an object
 // throws a UsageError that names it, and so does a transformers folder's config.json.
 Json read_json_file(const std::string& path);
-// Applies an option `--set group.key=value`. The value is parsed as JSON; if it is not JSON, it is a string, which must
-// be UTF-8.
+// Applies an option `--set group.key=value`, or `group.key.field=value` for a key that is an object. The value is
+// parsed as JSON; if it is not JSON, it is a string, which must be UTF-8.
 void set_json_key(Json& root, const std::string& assignment);
 
 namespace json_config {
@@ -81,6 +81,13 @@ void read_value(const std::string& key, const Json& j, const Rule&, E& out) {
 
 // Reads one word for all operations' kernels, or an object with a word for some of them; the others become auto.
 void read_value(const std::string& key, const Json& j, const Rule&, KernelChoices& out);
+
+// Structs with visited fields that are one key's value: an object with the fields. A struct's own header says so.
+template <class T>
+inline constexpr bool is_object = false;
+template <class T>
+requires is_object<T>
+void read_value(const std::string& key, const Json& j, const Rule&, T& out);
 
 // Reads a value, or null for none.
 template <class T>
@@ -106,6 +113,8 @@ template <class T>
 inline constexpr bool is_object_list<std::vector<T>> = std::is_class_v<T> && !std::is_same_v<T, std::string>;
 template <class T>
 Json objects_to_json(const std::vector<T>& objects);
+template <class T>
+Json object_to_json(T object);
 // Reads a list of objects, not empty, or null for an empty list. An object's absent keys have their defaults.
 template <class T>
 requires is_object_list<std::vector<T>>
@@ -121,6 +130,8 @@ Json to_json(const T& value) {
     return choices_to_json(value);
   else if constexpr (is_object_list<T>)
     return objects_to_json(value);
+  else if constexpr (is_object<T>)
+    return object_to_json(value);
   else
     return value;
 }
@@ -171,6 +182,21 @@ void read_value(const std::string& key, const Json& j, const Rule&, std::vector<
     if (!item.is_object()) wrong_value(name, item, "an object");
     read_item(name, item, out.emplace_back());
   }
+}
+
+template <class T>
+requires is_object<T>
+void read_value(const std::string& key, const Json& j, const Rule&, T& out) {
+  if (!j.is_object()) wrong_value(key, j, "an object");
+  out = {};
+  read_item(key, j, out);
+}
+
+template <class T>
+Json object_to_json(T object) {
+  Json json = Json::object();
+  visit(object, [&](const char* name, auto& field, const char*, const Rule&) { json[name] = to_json(field); });
+  return json;
 }
 
 // null for an empty list. Fields that have their defaults are left out.

@@ -143,6 +143,19 @@ double training_flops(const ModelConfig& c, int64_t B, int64_t T, const Recomput
          static_cast<double>(B * c.n_kv_groups) * index + replay_flops(c, B, T, recompute, mix);
 }
 
+double lora_flops_less(const ModelConfig& c, const std::optional<LoraConfig>& lora, int64_t B, int64_t T) {
+  if (!lora) return 0;
+  // Products with A: forward, again in backward, and for the gradients of x and A; with B: forward and two gradients.
+  constexpr double kOfA = 4 * 2, kOfB = 3 * 2;
+  double less = 2 * static_cast<double>(c.vocab_size * c.dim);
+  for (const ParamSpec& spec : param_specs(c, lora)) {
+    const double elements = static_cast<double>(spec.shape.numel());
+    if (spec.frozen && spec.is_layer_product()) less += 2 * elements;
+    if (is_adapter(spec.role)) less -= (spec.name.ends_with("lora_A.weight") ? kOfA : kOfB) * elements;
+  }
+  return less * static_cast<double>(B * T);
+}
+
 double dense_index_flops(const ModelConfig& c, int64_t B, int64_t T, const DocumentMix& mix) {
   double weights = 0, widths = 0;  // sums over the indices
   for (const ParamSpec& p : param_specs(c))

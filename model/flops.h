@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "model/config.h"
+#include "model/lora.h"
 #include "model/recompute.h"
 
 namespace triad {
@@ -36,6 +37,9 @@ AttendedPairs attended_pairs(const ModelConfig&, int64_t layer, int64_t T, const
 // per pair where backward uses two kernels (fp32, heads other than (64, 64) and (128, 128); kernels/README.md). The mix
 // tells which documents the sequences hold, on average.
 double training_flops(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {}, const DocumentMix& = {});
+// How many FLOPs a run with adapters has less (model/lora.h): no gradients of frozen weights, but the adapters'
+// products.
+double lora_flops_less(const ModelConfig&, const std::optional<LoraConfig>&, int64_t B, int64_t T);
 // A taught index's FLOPs in a dense pass (Model::attend_densely), which the dense model's training_flops() lacks.
 double dense_index_flops(const ModelConfig&, int64_t B, int64_t T, const DocumentMix& = {});
 // FLOPs for what backward computes again.

@@ -10,6 +10,7 @@
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
 #include "model/fp8_weights.h"
+#include "model/lora.h"
 #include "model/unused_memory.h"
 
 namespace triad {
@@ -61,6 +62,37 @@ Linear qkv_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w
 Linear out_proj_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.out_proj, &LayerFp8::out_proj); }
 Linear mlp_in_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_in, &LayerFp8::mlp_in); }
 Linear mlp_out_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_out, &LayerFp8::mlp_out); }
+
+// The adapters of a layer's linear layer; `pieces` is empty if it has none.
+struct Adapters {
+  const LoraTensors<ConstTensor>& w;
+  std::span<const LoraPiece> pieces;
+  double scale;
+};
+Adapters adapters_of(const LayerContext& lc, const Weights& w, LoraPlace place) {
+  const auto i = static_cast<size_t>(place);
+  if (lc.lora == nullptr) return {w.lora[i], {}, 0};
+  return {w.lora[i], lc.lora->pieces[i], lc.lora->scale};
+}
+// y += their result for x.
+void adapt(Context& ctx, Tensor y, ConstTensor x, const Adapters& its) {
+  if (!its.pieces.empty()) lora_forward(ctx, y, x, its.w.a, its.w.b, its.pieces, its.scale);
+}
+// dx += their gradient for dy. Returns du, which adapt_weights() needs, in the scope; absent without adapters.
+Tensor adapt_back(Context& ctx, Scratch::Scope& scope, Tensor dx, ConstTensor dy, const Adapters& its) {
+  if (its.pieces.empty()) return {};
+  const Tensor du = scope.alloc(dx.dtype, {dx.size(0), its.w.a.size(0)}, "dlora");
+  lora_backward_input(ctx, dx, du, dy, its.w.a, its.w.b, its.pieces, its.scale);
+  return du;
+}
+// Adds the gradients of the adapters' weights, and reports them.
+void adapt_weights(Context& ctx, const LayerContext& lc, const LoraTensors<Tensor>& g, ConstTensor du, ConstTensor dy,
+                   ConstTensor x, const Adapters& its) {
+  if (its.pieces.empty()) return;
+  lora_backward_weight(ctx, g.a, g.b, du, dy, x, its.w.a, its.pieces, its.scale);
+  report(ctx, lc, {g.a, g.b});
+}
+const LoraTensors<Tensor>& adapter_grads(const Grads& g, LoraPlace place) { return g.lora[static_cast<size_t>(place)]; }
 
 // Tables of cosines and sines for heads of one width.
 struct Angles {
@@ -144,6 +176,7 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
     const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm1(x)");
     rmsnorm_forward(ctx, h, a.rrms1, a.x, w.norm1, c.norm_eps);
     multiply(ctx, a.qkv, h, qkv, bias);
+    adapt(ctx, a.qkv, h, adapters_of(lc, w, LoraPlace::qkv));
     if (!a.index.empty()) linear_forward(ctx, a.index, h, w.index);
   }
   if (c.qk_norm) lc.expect_finite(ctx, {{"rmsnorm, q, k and v projections", "qkv", a.qkv}});
@@ -154,7 +187,9 @@ Tensor attention_in(Context& ctx, const LayerContext& lc, const Weights& w, Laye
 
 // Ends attention: a.x_mid = a.x + out_proj . out.
 void project_out(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivations& a, const Tensor& out) {
-  multiply(ctx, a.x_mid, out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v}), out_proj_of(lc, w), a.x);
+  const Tensor rows = out.view({lc.B * lc.T, lc.config.n_heads * lc.config.d_v});
+  multiply(ctx, a.x_mid, rows, out_proj_of(lc, w), a.x);
+  adapt(ctx, a.x_mid, rows, adapters_of(lc, w, LoraPlace::out_proj));
   lc.expect_finite(ctx, {{"out_proj", "x_mid", a.x_mid}});
 }
 
@@ -166,10 +201,11 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
 
 // Backward of y = linear(norm(x)) with a residual: adds x's gradient to dx, which has the residual's. dy: y's gradient.
 // The weight gradient needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x) again and writes it over
-// h, norm(x)'s gradient. dy_rows: dy in e4m3; absent: not cast yet. index_dw, index_dy: a second linear layer's, which
-// sends no gradient to norm(x); may be absent.
-void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy, ConstTensor x,
-                          ConstTensor norm, ConstTensor rrms, const Linear& linear, bool add,
+// h, norm(x)'s gradient. dnorm, dw: absent if frozen. place: the linear layer's adapters. dy_rows: dy in e4m3; absent:
+// not cast yet. index_dw, index_dy: a second linear layer's, which sends no gradient to norm(x); may be absent.
+void norm_linear_backward(Context& ctx, const LayerContext& lc, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy,
+                          ConstTensor x, ConstTensor norm, ConstTensor rrms, const Linear& linear,
+                          const Adapters& adapters, const LoraTensors<Tensor>& adapters_dw,
                           const E4m3Rows& dy_rows = {}, Tensor index_dw = {}, ConstTensor index_dy = {}) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
@@ -177,8 +213,11 @@ void norm_linear_backward(Context& ctx, Tensor dx, Tensor dnorm, Tensor dw, Cons
     multiply_back(ctx, h, dy, linear);
   else
     matmul_fp8(ctx, h, dy_rows, linear.fp8->columns, Fp8Sums::accurate);
-  rmsnorm_backward(ctx, dx, dnorm, h, x, norm, rrms, dx, h);
-  linear_backward_weight(ctx, dw, dy, h, add);
+  const Tensor du = adapt_back(ctx, scope, h, dy, adapters);
+  const bool reads_h = !dw.empty() || !index_dw.empty() || !du.empty();
+  rmsnorm_backward(ctx, dx, grad_or_unused(scope, dnorm, norm), h, x, norm, rrms, dx, reads_h ? h : Tensor{});
+  if (!dw.empty()) linear_backward_weight(ctx, dw, dy, h, lc.add_products);
+  adapt_weights(ctx, lc, adapters_dw, du, dy, h, adapters);
   if (!index_dw.empty()) linear_backward_weight(ctx, index_dw, index_dy, h, /*add=*/true);
 }
 
@@ -215,10 +254,13 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     const Tensor dout = inner_memory.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape matrix = {lc.B * lc.T, c.n_heads * c.d_v};
     multiply_back(ctx, dout.view(matrix), dx, out_proj_of(lc, w));
+    const Adapters adapters = adapters_of(lc, w, LoraPlace::out_proj);
+    const Tensor du = adapt_back(ctx, inner, dout.view(matrix), dx, adapters);
     lc.expect_finite(ctx, {{"out_proj backward", "dout", dout}});
     const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner_memory);
-    linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(matrix), lc.add_products);
+    if (!g.out_proj.empty()) linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(matrix), lc.add_products);
     report(ctx, lc, {g.out_proj});
+    adapt_weights(ctx, lc, adapter_grads(g, LoraPlace::out_proj), du, dx, grads.out.view(matrix), adapters);
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
     if (!dindex.empty()) index_backward(ctx, lc, w, g, a, dviews, grads.index_dq);
     rotate_chunks(ctx, lc, angles_of(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
@@ -228,18 +270,19 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     lc.expect_finite(ctx, {{"backward of the branches and rope", "dqkv", dqkv},
                            {"backward of the index and rope", "dindex", dindex}});
     if (c.qk_norm) {
-      qk_norm_backward(ctx, qk_heads(all_dviews), g.qk_norm, const_qk_heads(all_dviews),
-                       const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm, c.norm_eps);
+      qk_norm_backward(ctx, qk_heads(all_dviews), grad_or_unused(inner, g.qk_norm, w.qk_norm),
+                       const_qk_heads(all_dviews), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)),
+                       w.qk_norm, c.norm_eps);
       lc.expect_finite(ctx, {{"qk_norm backward", "dqkv", dqkv}});
       report(ctx, lc, {g.qk_norm});
     }
   }
-  if (c.qkv_bias) {
+  if (!g.qkv_bias.empty()) {
     column_sum(ctx, g.qkv_bias, dqkv);
     report(ctx, lc, {g.qkv_bias});
   }
-  norm_linear_backward(ctx, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, qkv_of(lc, w), lc.add_products, {},
-                       g.index, dindex);
+  norm_linear_backward(ctx, lc, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, qkv_of(lc, w),
+                       adapters_of(lc, w, LoraPlace::qkv), adapter_grads(g, LoraPlace::qkv), {}, g.index, dindex);
   lc.expect_finite(ctx, {{"backward of the projections and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm1, g.qkv, g.index});
 }
@@ -268,7 +311,14 @@ void mlp_in(Context& ctx, const LayerContext& lc, const Weights& w, LayerActivat
     const Tensor h = scope.alloc(a.x.dtype, a.x.shape(), "norm2(x_mid)");
     rmsnorm_forward(ctx, h, a.rrms2, a.x_mid, w.norm2, lc.config.norm_eps);
     record_if_not_fp8(ctx, in, a.mlp_pre);
-    (silu ? linear_silu_forward : linear_swiglu_forward)(ctx, act, a.mlp_pre, h, w.mlp_in);
+    if (const Adapters adapters = adapters_of(lc, w, LoraPlace::mlp_in); adapters.pieces.empty()) {
+      (silu ? linear_silu_forward : linear_swiglu_forward)(ctx, act, a.mlp_pre, h, w.mlp_in);
+    } else {
+      linear_forward(ctx, a.mlp_pre, h, w.mlp_in);
+      adapt(ctx, a.mlp_pre, h, adapters);
+      const auto [gate, up] = halves(a.mlp_pre);
+      silu ? silu_forward(ctx, act, a.mlp_pre) : swiglu_forward(ctx, act, gate, up);
+    }
   }
   lc.expect_finite(ctx, {{"rmsnorm, first mlp matrix", "mlp_pre", a.mlp_pre}});
 }
@@ -289,26 +339,31 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
     const Tensor act = alloc_act(lc, a, scope);
     mlp_in(ctx, lc, w, a, act);
     multiply(ctx, x_out, act, out, a.x_mid);
+    adapt(ctx, x_out, act, adapters_of(lc, w, LoraPlace::mlp_out));
   }
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
 }
 
 // Backward of the MLP's last matrix and activation, from its result's gradient dz: replaces pre by its gradient, also
-// in e4m3 to dpre_rows if these are given, and writes act again.
-void activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, const E4m3Rows& dpre_rows,
-                   Tensor act, ConstTensor dz) {
+// in e4m3 to dpre_rows if these are given, and writes act again. Returns the du of the matrix's adapters.
+Tensor activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, const E4m3Rows& dpre_rows,
+                     Tensor act, ConstTensor dz, Scratch::Scope& scope) {
   const bool silu = lc.config.mlp == MlpKind::silu;
   const Linear out = mlp_out_of(lc, w);
-  if (!takes_fp8(out)) {
+  const Adapters adapters = adapters_of(lc, w, LoraPlace::mlp_out);
+  if (!takes_fp8(out) && adapters.pieces.empty()) {
     record_if_not_fp8(ctx, out, act);
-    return (silu ? linear_silu_backward : linear_swiglu_backward)(ctx, pre, act, dz, w.mlp_out, pre);
+    (silu ? linear_silu_backward : linear_swiglu_backward)(ctx, pre, act, dz, w.mlp_out, pre);
+    return {};
   }
   multiply_back(ctx, act, dz, out);
+  const Tensor du = adapt_back(ctx, scope, act, dz, adapters);
   const auto [gate, up] = halves(pre);
   if (dpre_rows.empty())
     silu ? silu_backward(ctx, pre, act, pre, act) : swiglu_backward(ctx, gate, up, act, gate, up, act);
   else
     (silu ? silu_backward_e4m3 : swiglu_backward_e4m3)(ctx, pre, dpre_rows, act, pre, act);
+  return du;
 }
 
 // The MLP's backward, which replaces a.mlp_pre by its gradient. dx: on entry x_out's gradient, on return x_mid's.
@@ -322,11 +377,13 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
   {
     Scratch::Scope inner(ctx.scratch);
     const Tensor act = alloc_act(lc, a, inner);
-    activate_back(ctx, lc, w, dpre, dpre_rows, act, dx);
-    linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
+    const Tensor du = activate_back(ctx, lc, w, dpre, dpre_rows, act, dx, inner);
+    if (!g.mlp_out.empty()) linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
     report(ctx, lc, {g.mlp_out});
+    adapt_weights(ctx, lc, adapter_grads(g, LoraPlace::mlp_out), du, dx, act, adapters_of(lc, w, LoraPlace::mlp_out));
   }
-  norm_linear_backward(ctx, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, in, lc.add_products, dpre_rows);
+  norm_linear_backward(ctx, lc, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, in,
+                       adapters_of(lc, w, LoraPlace::mlp_in), adapter_grads(g, LoraPlace::mlp_in), dpre_rows);
   lc.expect_finite(ctx, {{"backward of the last mlp matrix and activation", "dpre", dpre},
                          {"backward of the first mlp matrix and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm2, g.mlp_in});

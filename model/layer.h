@@ -19,4 +19,10 @@ void layer_replay(Context&, const LayerContext&, const LayerTensors<ConstTensor>
 void layer_backward(Context&, const LayerContext&, const LayerTensors<ConstTensor>& weights,
                     const LayerTensors<Tensor>& grads, LayerActivations& a, Tensor dx);
 
+// Where an op that computes a parameter's gradient together with other results puts it: the gradient, or if the
+// parameter is frozen, memory whose values nobody reads.
+inline Tensor grad_or_unused(Scratch::Scope& scope, const Tensor& grad, const ConstTensor& weight) {
+  return grad.empty() ? scope.alloc(acc_dtype(weight.dtype), weight.shape(), "unused gradient") : grad;
+}
+
 }  // namespace triad

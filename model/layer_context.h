@@ -8,7 +8,8 @@
 namespace triad {
 
 class AttentionExec;
-struct LayerFp8;  // fp8_weights.h
+struct LayerFp8;   // fp8_weights.h
+struct LoraLayer;  // lora.h
 
 // The same for all layers, except `layer`.
 struct LayerContext {
@@ -29,13 +30,14 @@ struct LayerContext {
   LossScale index_scale = 0.0;
   Tensor index_loss = {};
   ConstTensor padding_begin = {};
-  bool dense = false;             // attend as a dense layer, with the window branch's keys and values
-  bool add_products = true;       // false: gradients with ParamSpec::product hold no values yet and are overwritten
-  GradSink* sink = nullptr;       // receives each gradient when it is finished; may be null
-  Asserts* asserts = nullptr;     // checks each op's output; may be null
-  int64_t layer = -1;             // layer index; -1: outside the layers
-  const LayerFp8* fp8 = nullptr;  // the weights in e4m3, with which the layer multiplies; null: in the compute dtype
-  LayerStats* stats = nullptr;    // receives gates and lists in forward, not in a recomputation; may be null
+  bool dense = false;               // attend as a dense layer, with the window branch's keys and values
+  bool add_products = true;         // false: gradients with ParamSpec::product hold no values yet and are overwritten
+  GradSink* sink = nullptr;         // receives each gradient when it is finished; may be null
+  Asserts* asserts = nullptr;       // checks each op's output; may be null
+  int64_t layer = -1;               // layer index; -1: outside the layers
+  const LayerFp8* fp8 = nullptr;    // the weights in e4m3, with which the layer multiplies; null: in the compute dtype
+  const LoraLayer* lora = nullptr;  // null: no linear layer has adapters
+  LayerStats* stats = nullptr;      // receives gates and lists in forward, not in a recomputation; may be null
 
   const NsaConfig& nsa() const { return config.nsa_at(layer); }  // the layer's options
   // The layer's kind, by which its parameters and activations are laid out; and how it attends in this pass.

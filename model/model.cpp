@@ -22,6 +22,22 @@ void need(WeightGate* gate, const Context& ctx, std::initializer_list<int64_t> s
   for (const int64_t segment : segments) gate->need(segment, ctx.stream);
 }
 
+// Adds to a model's tensors those that another set of parameters has.
+void add_tensors(ModelTensors<ConstTensor>& all, ModelTensors<ConstTensor> other) {
+  const auto add = [](ConstTensor& tensor, const ConstTensor& its) {
+    if (tensor.empty()) tensor = its;
+  };
+  add(all.embed, other.embed);
+  add(all.norm_f, other.norm_f);
+  add(all.head, other.head);
+  for (size_t i = 0; i < all.layers.size(); ++i) {
+    std::vector<ConstTensor> its;
+    for_each_tensor(other.layers[i], [&](ParamRole, const ConstTensor& tensor) { its.push_back(tensor); });
+    size_t next = 0;
+    for_each_tensor(all.layers[i], [&](ParamRole, ConstTensor& tensor) { add(tensor, its[next++]); });
+  }
+}
+
 }  // namespace
 
 Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Options& options)
@@ -34,9 +50,18 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
                .grads = options.training,
                .shard_elements = options.shard_elements,
                .weight_windows = options.weight_windows,
-               .grad_windows = options.grad_windows}),
+               .grad_windows = options.grad_windows,
+               .specs = options.lora ? std::optional(trained_specs(config, options.lora)) : std::nullopt}),
       w_(params_.weight_tensors()) {
   if (options.training) g_ = params_.grad_tensors();
+  if (options.lora) {
+    base_.emplace(
+        arena, config,
+        Params::Options{
+            .dtype = options.dtype, .specs = frozen_specs(config, options.lora), .weights_name = "frozen weights"});
+    add_tensors(w_, base_->weight_tensors());
+    lora_ = lora_layers(config, options.lora);
+  }
   fp8_ = Fp8Weights(ctx, arena, w_, options.fp8_layers, /*in_turn=*/options.weight_windows);
   const auto tables = [&](const std::string& suffix, int64_t width) {
     const Shape shape = {options.max_seq_len, width / 2};
@@ -84,7 +109,8 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .dense = dense_,
           .asserts = asserts_,
           .layer = layer,
-          .fp8 = fp8_.of(layer)};
+          .fp8 = fp8_.of(layer),
+          .lora = lora_.empty() || layer < 0 ? nullptr : &lora_[static_cast<size_t>(layer)]};
 }
 
 void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGate* gate,
@@ -161,12 +187,12 @@ void Model::loss_and_backward(Context& ctx, Activations& act, const LossScales& 
   classifier_forward_backward(ctx, act.row_loss, dx, g_.head, dx, w_.head, act.targets.view({act.rows()}), scales.loss,
                               {.vocab = config_.vocab_size, .add_dw = !first});
   outside.expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
-  if (sink != nullptr && !config_.tie_embeddings) sink->ready(g_.head, ctx.stream);
+  if (sink != nullptr && !config_.tie_embeddings && !g_.head.empty()) sink->ready(g_.head, ctx.stream);
   if (asserts_ != nullptr) asserts_->enter("backward");
   outside.expect_finite(ctx, {{"cross-entropy and head backward", "dh", dx}});
-  rmsnorm_backward(ctx, dx, g_.norm_f, dx, x, w_.norm_f, act.rrms_final);
+  rmsnorm_backward(ctx, dx, grad_or_unused(scope, g_.norm_f, w_.norm_f), dx, x, w_.norm_f, act.rrms_final);
   outside.expect_finite(ctx, {{"final norm backward", "dx", dx}});
-  if (sink != nullptr) sink->ready(g_.norm_f, ctx.stream);
+  if (sink != nullptr && !g_.norm_f.empty()) sink->ready(g_.norm_f, ctx.stream);
   for (int64_t i = config_.n_layers - 1; i >= 0; --i) {
     ctx.routes.set_layer(i);
     report_stage(ctx, Stage::backward, i);
@@ -183,6 +209,7 @@ void Model::loss_and_backward(Context& ctx, Activations& act, const LossScales& 
     layer_backward(ctx, lc, w_.layers[i], g_.layers[i], act.layer(i), dx);
   }
   ctx.routes.set_layer(-1);
+  if (g_.embed.empty()) return;  // frozen
   report_stage(ctx, Stage::embedding);
   if (!config_.tie_embeddings) open_grads(ctx, sink, segments.embed());
   embedding_backward(ctx, g_.embed, dx, act.tokens.view({act.rows()}));

@@ -8,6 +8,7 @@
 #include "model/activations.h"
 #include "model/fp8_weights.h"
 #include "model/layer.h"
+#include "model/lora.h"
 #include "model/params.h"
 #include "model/weight_gate.h"
 
@@ -36,6 +37,7 @@ class Model {
     SequenceGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
     // Whether a layer's attention projections and MLP multiply in fp8 (linear_fp8.h); empty: no layer's.
     std::vector<bool> fp8_layers = {};
+    std::optional<LoraConfig> lora = {};  // adapters; the other weights are then frozen, in base()
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
 
@@ -43,6 +45,8 @@ class Model {
   DType dtype() const { return options_.dtype; }
   int64_t max_seq_len() const { return options_.max_seq_len; }
   Params& params() { return params_; }
+  // The weights that are not trained; null without LoRA.
+  Params* base() { return base_ ? &*base_ : nullptr; }
   // The weights as decoding steps use them (decode.h).
   const ModelTensors<ConstTensor>& weights() const { return w_; }
   ConstTensor rope_cos() const { return rope_cos_; }
@@ -93,6 +97,8 @@ class Model {
   Options options_;
   std::unique_ptr<const AttentionExec> exec_;
   Params params_;
+  std::optional<Params> base_;
+  std::vector<LoraLayer> lora_;  // layers' adapters; empty without LoRA
   ModelTensors<ConstTensor> w_;
   ModelTensors<Tensor> g_;
   Tensor rope_cos_, rope_sin_;                               // [max_seq_len, dk/2] acc

@@ -190,6 +190,7 @@ std::vector<ParamSpec> param_specs(const ModelConfig& c) {
     SpecList list(all, c, fmt::format("blocks.{}.", i), i);
     if (c.has_index(i)) add_index(list, c, i);
   }
+  for (size_t i = 0; i < all.size(); ++i) all[i].number = static_cast<int64_t>(i);
   return all;
 }
 
@@ -249,7 +250,7 @@ Tensor FlatBuffer::at(const ElementRange& range, const Segments& segments) const
 
 Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
     : config_(config),
-      specs_(param_specs(config)),
+      specs_(options.specs ? *options.specs : param_specs(config)),
       offset_(specs_.size()),
       segments_(config.n_layers, config.tie_embeddings) {
   constexpr int64_t kElementAlign = 128;  // parameter alignment in elements: 256 bytes in bf16
@@ -293,7 +294,7 @@ Params::Params(Arena& arena, const ModelConfig& config, const Options& options)
     return windows ? FlatBuffer::windowed(arena, tag, name, dtype, segments_, overlap)
                    : FlatBuffer(arena.alloc(tag, name, dtype, {end}));
   };
-  weights_ = make(MemTag::params, "weights", options.dtype, options.weight_windows, /*overlap=*/false);
+  weights_ = make(MemTag::params, options.weights_name, options.dtype, options.weight_windows, /*overlap=*/false);
   if (options.master) master_ = arena.alloc(MemTag::master, "master weights", DType::f32, {end});
   if (!options.grads) return;
   grads_ = make(MemTag::grads, "gradients", acc, options.grad_windows, /*overlap=*/true);
@@ -389,14 +390,13 @@ ModelTensors<TensorType> Params::tensors(const FlatBuffer& buffer) const {
 template ModelTensors<ConstTensor> Params::tensors(const FlatBuffer&) const;
 template ModelTensors<Tensor> Params::tensors(const FlatBuffer&) const;
 
-void draw_values(Context& ctx, const ParamSpec& p, int64_t index, int64_t first, Tensor out, uint64_t seed) {
+void draw_values(Context& ctx, const ParamSpec& p, int64_t first, Tensor out, uint64_t seed) {
   const int64_t end = first + out.numel();
   TRIAD_CHECK(first >= 0 && end <= p.shape.numel(), "elements {} to {} of {}, which has {}", first, end, p.name,
               p.shape.numel());
-  if (p.init == Init::normal)
-    return draw_normal(
-        ctx, out, first,
-        {.seed = seed, .stream = random_stream(RandomUse::init, static_cast<uint64_t>(index)), .std = p.value});
+  const uint64_t stream = random_stream(RandomUse::init, static_cast<uint64_t>(p.number));
+  if (p.init == Init::normal) return draw_normal(ctx, out, first, {.seed = seed, .stream = stream, .std = p.value});
+  if (p.init == Init::uniform) return draw_uniform(ctx, out, first, {.seed = seed, .stream = stream, .bound = p.value});
   if (p.values.empty()) return fill_constant(ctx, out, p.value);
   for (int64_t i = first; i < end; ++i)
     fill_constant(ctx, out.slice(0, i - first, i - first + 1), p.values[static_cast<size_t>(i)]);
@@ -421,7 +421,7 @@ void draw_range(Context& ctx, const Params& params, int64_t begin, int64_t end, 
                   to = std::min(offset + spec.shape.numel(), end);
     if (from >= to) continue;
     pad_to(from);
-    draw_values(ctx, spec, i, from - offset, out.slice(0, from - begin, to - begin), seed);
+    draw_values(ctx, spec, from - offset, out.slice(0, from - begin, to - begin), seed);
     done = to;
   }
   pad_to(end);

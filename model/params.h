@@ -3,6 +3,8 @@
 // contiguously, so that the engine uses them as one matrix; files have one tensor for each (model/README.md lists the
 // names).
 #pragma once
+#include <array>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,8 +53,21 @@ enum class ParamRole : uint8_t {
   mlp_up,
   mlp_out,
   norm_f,
-  head
+  head,
+  // The adapters of LoRA (lora.h), by LoraPlace: A and B of a layer's adapted projections.
+  lora_qkv_a,
+  lora_qkv_b,
+  lora_out_proj_a,
+  lora_out_proj_b,
+  lora_mlp_in_a,
+  lora_mlp_in_b,
+  lora_mlp_out_a,
+  lora_mlp_out_b
 };
+constexpr bool is_adapter(ParamRole r) { return r >= ParamRole::lora_qkv_a; }
+// A layer's linear layers, as the engine multiplies them; each may have adapters.
+enum class LoraPlace : uint8_t { qkv, out_proj, mlp_in, mlp_out };
+inline constexpr size_t kLoraPlaces = 4;
 constexpr bool is_gate(ParamRole r) { return r >= ParamRole::gate_fc1_weight && r <= ParamRole::gate_fc2_bias; }
 constexpr bool is_phi(ParamRole r) { return r >= ParamRole::phi_k_conv && r <= ParamRole::phi_v_fc2; }
 // Whether a parameter belongs to a taught index: it learns from a loss of its own, which moves no other parameter.
@@ -64,7 +79,7 @@ constexpr bool is_key(ParamRole r) {
 }
 
 struct ParamSpec {
-  enum class Init { normal, constant };
+  enum class Init { normal, uniform, constant };
   ParamRole role;
   int64_t layer = -1;  // layer index; -1: outside the layers
   // The NSA branch that a parameter in k, v or phi belongs to; none for other roles, dense attention and what all
@@ -73,12 +88,15 @@ struct ParamSpec {
   std::string name;
   Shape shape;  // shape in files and reports, without padding
   Init init = Init::normal;
-  double value = 0;                 // standard deviation for normal initial values, or the constant initial value
+  // Standard deviation of normal initial values, bound of uniform ones, or the constant initial value.
+  double value = 0;
   std::vector<double> values = {};  // constant initial values by element; empty: `value` for each
   int64_t padded_rows = 0;          // stored rows in embedding and head; 0: shape[0]
   bool joins_previous = false;      // stored directly after the previous one, as rows of one matrix or as one vector
   // True if backward's first contribution to its gradient is a matrix product, which can overwrite old values.
   bool product = false;
+  int64_t number = 0;   // its initial values' random stream; the model's parameters are counted
+  bool frozen = false;  // not trained: neither gradient nor optimizer state
   bool decays() const { return shape.rank >= 2; }
   bool is_layer_product() const { return product && layer >= 0; }
   Shape stored() const;
@@ -94,9 +112,14 @@ inline bool used_by_dense_pass(const ParamSpec& spec) {
 // whose initial values are therefore the same with and without an index.
 std::vector<ParamSpec> param_specs(const ModelConfig&);
 int64_t count_parameters(const ModelConfig&);
-// out [n] overwritten with elements [first, first + n) of the initial values for a model's parameter number `index`.
-// They depend only on these arguments: any range can be drawn alone, with the same bits on every device.
-void draw_values(Context&, const ParamSpec&, int64_t index, int64_t first, Tensor out, uint64_t seed);
+// out [n] overwritten with elements [first, first + n) of a parameter's initial values. They depend only on these
+// arguments: any range can be drawn alone, with the same bits on every device.
+void draw_values(Context&, const ParamSpec&, int64_t first, Tensor out, uint64_t seed);
+
+template <class TensorType>
+struct LoraTensors {
+  TensorType a, b;  // kernels/ops/lora.h; absent without adapters
+};
 
 // One layer's tensors as its forward and backward use them: weights (ConstTensor) or gradients (Tensor).
 template <class TensorType>
@@ -108,6 +131,7 @@ struct LayerTensors {
   TensorType index_norm;  // [2*d_index]: weights for its queries, then for its key; absent without model.qk_norm
   TensorType mlp_in, mlp_out;  // mlp_in: fc1 [H,C], for swiglu gate and up [2H,C]; mlp_out: fc2 or down [C,H]
   NsaWeightTensors<TensorType> nsa;
+  std::array<LoraTensors<TensorType>, kLoraPlaces> lora;  // index: LoraPlace
 };
 // Calls f(role, tensor) for each tensor in a layer's attention weights; tensors that the model lacks are empty.
 template <class NsaTensors, class F>
@@ -139,6 +163,10 @@ void for_each_tensor(Layer& layer, F&& f) {
   f(ParamRole::mlp_in, layer.mlp_in);
   f(ParamRole::mlp_out, layer.mlp_out);
   for_each_tensor_of_nsa(layer.nsa, f);
+  for (size_t i = 0; i < kLoraPlaces; ++i) {
+    f(static_cast<ParamRole>(static_cast<size_t>(ParamRole::lora_qkv_a) + 2 * i), layer.lora[i].a);
+    f(static_cast<ParamRole>(static_cast<size_t>(ParamRole::lora_qkv_b) + 2 * i), layer.lora[i].b);
+  }
 }
 
 template <class TensorType>
@@ -215,6 +243,9 @@ class Params {
     int64_t shard_elements = 1;
     // The buffer has memory only for the segments in use (FlatBuffer).
     bool weight_windows = false, grad_windows = false;
+    // Which of the model's parameters the buffers hold; absent: all. Tensors of the others are empty.
+    std::optional<std::vector<ParamSpec>> specs = {};
+    const char* weights_name = "weights";  // the weights' name in the arena
   };
   Params(Arena&, const ModelConfig&, const Options&);
 

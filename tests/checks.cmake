@@ -33,6 +33,7 @@ triad_python_test("huggingface: exported models compute what the engine computes
   tools/test_huggingface_export.py $<TARGET_FILE:triad>)
 triad_python_test("chat: an imported model that was fine-tuned answers as in transformers"
   tools/test_huggingface_chat.py $<TARGET_FILE:triad>)
+triad_python_test("lora: runs and adapters are those of PEFT" tools/test_lora_peft.py $<TARGET_FILE:triad>)
 triad_python_test("tokenizer train: what the tokenizers library learns" tools/test_tokenizer_train.py $<TARGET_FILE:triad>)
 triad_python_test("checkpoints of several files: Python's loaders read them"
   tools/test_sharded_checkpoint.py $<TARGET_FILE:triad>)

@@ -28,6 +28,7 @@
 #include "model/sampling.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
+#include "train/checkpoint/adapted_weights.h"
 #include "train/checkpoint/state.h"
 #include "train/config/load_config.h"
 #include "train/inference.h"
@@ -133,7 +134,7 @@ class Chat {
     session_ = std::make_unique<DecodeSession>(
         source_.config.model,
         DecodeSession::Options{.device = device, .dtype = dtype, .context = context_, .prefills = prefills_});
-    load_weights(session_->ctx(), session_->model().params(), source_.weights);
+    load_model(session_->ctx(), session_->model().params(), source_);
   }
 
   bool read_line(std::string& line, bool terminal) const {

@@ -24,6 +24,8 @@
 #include "tools/options.h"
 #include "tools/output_folder.h"
 #include "tools/verbs.h"
+#include "train/checkpoint/adapted_weights.h"
+#include "train/checkpoint/peft_adapter.h"
 #include "train/config/load_config.h"
 
 namespace triad {
@@ -35,33 +37,36 @@ namespace fs = std::filesystem;
 struct Options {
   std::string checkpoint, out, format = "hf", dtype;
   double file_gb = 5;
-  bool splits = false;  // --file-gb is given
+  bool splits = false;   // --file-gb is given
+  bool adapter = false;  // the adapters alone
 };
 
-// What is exported: a checkpoint whose tensors have its config's names and shapes.
+// What is exported: a checkpoint whose tensors have its config's names and shapes; with adapters, merged.
 struct Export {
   ModelSource source;
   std::unique_ptr<Tokenizer> tokenizer;
-  WeightIndex weights;
+  ModelWeights weights;
   std::vector<ParamSpec> specs;
 
   explicit Export(const std::string& checkpoint)
       : source(find_model(checkpoint)),
         tokenizer(tokenizer_of_checkpoint(source.folder, source.config.data.tokenizer)),
-        weights(source.weights),
-        specs(param_specs(source.config.model)) {
+        weights(source),
+        specs(weights.specs()) {
     std::set<std::string_view> expected;
     for (const ParamSpec& spec : specs) {
       expected.insert(spec.name);
-      const TensorEntry& entry = weights.at(spec.name);
+      const auto [index, name] = weights.place_of(spec);
+      const TensorEntry& entry = index->at(name);
       const std::vector<int64_t> shape(spec.shape.dim.begin(), spec.shape.dim.begin() + spec.shape.rank);
-      TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", weights.file_of(spec.name).path(),
+      TRIAD_CHECK(entry.shape == shape, "{}: tensor {} is {}, but the model's is {}", index->file_of(name).path(),
                   entry.name, entry.str(), spec.shape.str());
     }
-    weights.for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
-      TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(),
-                  shortened(entry.name));
-    });
+    if (!weights.merges())
+      weights.own().for_each([&](const SafetensorsFile& file, const TensorEntry& entry) {
+        TRIAD_CHECK(expected.contains(entry.name), "{}: tensor {} is none of this model's", file.path(),
+                    shortened(entry.name));
+      });
     const int64_t vocab = source.config.model.vocab_size;
     TRIAD_CHECK(tokenizer->vocab_size() <= vocab, "{}: the tokenizer {} has {} tokens, but model.vocab_size is {}",
                 source.folder, tokenizer->name(), tokenizer->vocab_size(), vocab);
@@ -71,7 +76,11 @@ struct Export {
   template <class F>
   std::vector<ExportedTensor> tensors(F&& name) const {
     std::vector<ExportedTensor> all;
-    for (const ParamSpec& spec : specs) all.push_back({&weights.at(spec.name), name(spec.name), spec.shape});
+    for (const ParamSpec& spec : specs) {
+      const auto [index, in_file] = weights.place_of(spec);
+      all.push_back({&index->file_of(in_file), &index->at(in_file), name(spec.name), spec.shape,
+                     [&](std::span<float> values) { weights.add_adapter(spec, 0, values); }});
+    }
     return all;
   }
   // The end-of-text token, if it's known what tokens mean.
@@ -118,7 +127,7 @@ void export_huggingface(const Export& e, DType dtype, int64_t most_bytes, const 
   WrittenWeights written;
   write_output_folder(out, [&](const std::string& folder) {
     const auto name = [&](const std::string& triad_name) { return exported_name(c, triad_name); };
-    written = write_weights(e.weights, e.tensors(name), dtype, most_bytes, folder);
+    written = write_weights(e.tensors(name), dtype, most_bytes, folder);
     write_all(folder, files);
     write_all(folder, tokenizer);
   });
@@ -150,9 +159,11 @@ void export_triad(const Export& e, DType dtype, const std::string& out) {
   reached.origin = e.source.origin;
   Json json = fs::exists(state) ? read_json_file(state) : state_json(e.source.config, reached);
   json.erase("files");  // checksums for the checkpoint's folder (checksums_of_files)
+  json.erase("base");
+  if (json.contains("config")) json["config"]["train"]["lora"] = nullptr;  // its adapters are merged
   WrittenWeights written;
   write_output_folder(out, [&](const std::string& folder) {
-    written = write_weights(e.weights, e.tensors([](const std::string& name) { return name; }), dtype,
+    written = write_weights(e.tensors([](const std::string& name) { return name; }), dtype,
                             std::numeric_limits<int64_t>::max(), folder);
     write_tokenizer_files(e.tokenizer->files(), folder);
     write_file_atomically(folder + "/" + kStateFile, json_file(json));
@@ -160,18 +171,47 @@ void export_triad(const Export& e, DType dtype, const std::string& out) {
   fmt::print("{}: a Triad checkpoint, {} tensors, {}, {}\n", out, e.specs.size(), name_of(dtype), size_text(written));
 }
 
+// The adapters alone, as a folder of PEFT.
+void export_adapter(const Export& e, DType dtype, const std::string& out) {
+  const ModelConfig& model = e.source.config.model;
+  const std::optional<LoraConfig>& lora = e.source.config.train.lora;
+  if (!lora)
+    fail("--adapter: {} has no adapters (train.lora): without --adapter the whole model is exported", e.source.weights);
+  if (const ExportClass c = export_class(model, e.source.origin); !c.huggingface)
+    fail(
+        "--adapter: {}: PEFT's folder is for a model of transformers' own classes, and this one has {}: without "
+        "--adapter the merged model is exported",
+        e.source.weights, c.reason);
+  std::vector<ExportedTensor> tensors;
+  const WeightIndex& own = e.weights.own();
+  for (const ParamSpec& spec : trained_specs(model, lora))
+    tensors.push_back({&own.file_of(spec.name), &own.at(spec.name), peft_tensor_name(spec), spec.shape});
+  const Json imported = e.source.origin.is_null() ? Json() : e.source.origin.value("config", Json());
+  const Json base = imported.is_object() ? imported.value("_name_or_path", Json()) : Json();
+  WrittenWeights written;
+  write_output_folder(out, [&](const std::string& folder) {
+    written = write_weights(tensors, dtype, std::numeric_limits<int64_t>::max(), folder, "adapter_model");
+    write_file_atomically(folder + "/" + kPeftConfig, json_file(peft_config(model, *lora, base)));
+  });
+  fmt::print("{}: adapters of rank {} for PEFT, {} tensors, {}, {}\n", out, lora->rank, tensors.size(), name_of(dtype),
+             size_text(written));
+}
+
 void run(const Options& o) {
   check_environment();
   const bool triad = o.format == "triad";
   if (!triad && o.format != "hf") fail_usage("--format is \"{}\": hf or triad is allowed", shortened(o.format));
+  if (o.adapter && (triad || o.splits))
+    fail_usage("--adapter: it writes one file for PEFT, and takes neither --format triad nor --file-gb");
   if (triad && o.splits) fail_usage("--file-gb is {}: --format triad writes one whole file of weights", o.file_gb);
   if (!o.dtype.empty() && o.dtype != "bf16" && o.dtype != "f32")
     fail_usage("--dtype is \"{}\": bf16 or f32 is allowed", shortened(o.dtype));
-  const DType dtype = o.dtype == "f32" || (o.dtype.empty() && triad) ? DType::f32 : DType::bf16;
+  const DType dtype = o.dtype == "f32" || (o.dtype.empty() && (triad || o.adapter)) ? DType::f32 : DType::bf16;
   if (fs::exists(o.checkpoint)) check_output_folder(o.out, o.checkpoint);
   const Export e(o.checkpoint);
   const std::string out = check_output_folder(o.out, e.source.folder);
   if (triad) return export_triad(e, dtype, out);
+  if (o.adapter) return export_adapter(e, dtype, out);
   constexpr double kGB = 1e9;
   export_huggingface(e, dtype, static_cast<int64_t>(o.file_gb * kGB), out);
 }
@@ -188,7 +228,12 @@ void add_export(CLI::App& app) {
                    "hf: for Hugging Face's transformers, as the class from which the model was imported, as Llama, "
                    "Qwen2 or Qwen3, or with code of its own; triad: a checkpoint with one whole file of weights")
       ->capture_default_str();
-  verb->add_option("--dtype", o->dtype, "bf16 or f32, which keeps every bit; default: bf16, for format triad f32");
+  verb->add_option("--dtype", o->dtype,
+                   "bf16 or f32, which keeps every bit; default: bf16, for format triad and --adapter f32");
+  verb->add_flag(
+      "--adapter", o->adapter,
+      "of a run with train.lora the adapters alone, as a folder of PEFT; without it they are merged into the "
+      "weights");
   const CLI::Option* const file_gb =
       verb->add_option("--file-gb", o->file_gb, "format hf: weights are split into files of at most this many GB")
           ->check(within(above(0).up_to(1e6)))

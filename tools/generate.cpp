@@ -30,6 +30,7 @@
 #include "tools/verbs.h"
 #include "tools/whole_lines.h"
 #include "tools/work_progress.h"
+#include "train/checkpoint/adapted_weights.h"
 #include "train/config/load_config.h"
 #include "train/inference.h"
 
@@ -160,7 +161,7 @@ class Generator {
     const auto texts = static_cast<int64_t>(texts_.size());
     session_ = open_slots(source_.config.model, {.device = device, .dtype = dtype, .context = context_},
                           std::clamp<int64_t>(texts, 1, most), o_.batch > 0);
-    load_weights(session_->ctx(), session_->model().params(), source_.weights);
+    load_model(session_->ctx(), session_->model().params(), source_);
   }
 
   // Gives free slots to waiting texts. Texts that have ended wait for those before them, so their number is limited.

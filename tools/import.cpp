@@ -152,7 +152,7 @@ class WeightsCopy {
       std::vector<float> values(static_cast<size_t>(specs_[i].shape.numel()));
       const Tensor out(reinterpret_cast<std::byte*>(values.data()), DType::f32, {specs_[i].shape.numel()},
                        Device::cpu());
-      draw_values(runtime.ctx(), specs_[i], static_cast<int64_t>(i), 0, out, static_cast<uint64_t>(config_.train.seed));
+      draw_values(runtime.ctx(), specs_[i], 0, out, static_cast<uint64_t>(config_.train.seed));
       writer.write(specs_[i].name, std::as_bytes(std::span(values)));
     }
   }

@@ -22,7 +22,7 @@
 #include "engine/process/help_text.h"
 #include "engine/process/progress_line.h"
 #include "engine/process/text.h"
-#include "kernels/ops/blas_core.h"
+#include "kernels/common/blas_core.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
 #include "train/config/load_config.h"

@@ -109,7 +109,9 @@ Json describe_plan(const Options& o, const Config& run, Device device, const Mem
   const TrainStage last = stages_of(run.train).back();
   const Config config = in_stage(run, last);
   const auto [flops, replayed] = token_flops(run, last, documents.attended.back());
+  const int64_t trained = count_elements(trained_specs(config.model, config.train.lora));
   const Json out = {{"parameters", count_parameters(config.model)},
+                    {"trained_parameters", trained},
                     {"tensors", param_specs(config.model).size()},
                     {"nsa_layers", config.model.count_nsa_layers()},
                     {"window_layers", config.model.count_layers(AttentionKind::window)},
@@ -125,14 +127,16 @@ Json describe_plan(const Options& o, const Config& run, Device device, const Mem
                     {"peak_bytes", plan.peak_bytes()}};
   if (!o.json)
     fmt::print(
-        "parameters: {} in {}; {}; a step{}: {}; FLOPs: {}{:.1f} million per token, {:.1f} of them "
+        "parameters: {} in {}{}; {}; a step{}: {}; FLOPs: {}{:.1f} million per token, {:.1f} of them "
         "recomputed{}\n"
         "peak memory on {}{} {:.3f} GB with runtime.recompute {} (without the CUDA context): matrix library "
         "{:.0f} MiB, scratch {:.0f} MiB, {}\n",
-        count_parameters(config.model), counted(param_specs(config.model).size(), "tensor"), config.model.layers_text(),
-        run.train.stages.empty() ? "" : " of the last stage", counted(config.tokens_per_step(o.ranks), "token"),
-        documents.known ? "" : "at most ", flops * 1e-6, replayed * 1e-6, documents.known ? "" : kWholeRows,
-        device.str(), o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
+        count_parameters(config.model), counted(param_specs(config.model).size(), "tensor"),
+        config.train.lora ? fmt::format(", frozen, and {} that are trained (train.lora)", trained) : "",
+        config.model.layers_text(), run.train.stages.empty() ? "" : " of the last stage",
+        counted(config.tokens_per_step(o.ranks), "token"), documents.known ? "" : "at most ", flops * 1e-6,
+        replayed * 1e-6, documents.known ? "" : kWholeRows, device.str(),
+        o.ranks > 1 ? fmt::format(", each of {} ranks, without NCCL's own memory,", o.ranks) : "",
         gb(plan.peak_bytes()), config.recompute.str(), static_cast<double>(plan.workspace_bytes) / kMiB,
         static_cast<double>(plan.scratch_bytes) / kMiB, plan.report);
   return out;

@@ -8,6 +8,7 @@
 #include "kernels/common/parallel.h"
 #include "kernels/decode/argmax.h"
 #include "kernels/nsa/document_bounds.h"
+#include "train/checkpoint/adapted_weights.h"
 #include "train/config/device_choice.h"
 #include "train/step/train_step.h"
 
@@ -51,10 +52,12 @@ LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.ch
   runtime_ = std::make_unique<Runtime>(
       Runtime::Options{.device = o.device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes});
   build(*runtime_, o);
+  if (o.begun && source_.config.train.lora)
+    fail_usage("{}: it holds adapters (train.lora): triad export --format triad merges them first", o.checkpoint);
   if (o.begun)
     load_dense_weights(ctx(), model_->params(), source_.weights, static_cast<uint64_t>(config().train.seed));
   else
-    load_weights(ctx(), model_->params(), source_.weights);
+    load_model(ctx(), model_->params(), source_);
 }
 
 void LoadedModel::set_tokens(std::span<const int32_t> tokens, std::span<const int32_t> targets) {

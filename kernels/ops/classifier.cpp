@@ -55,13 +55,13 @@ void classifier_forward_backward(Context& ctx, Tensor loss, Tensor dh, Tensor dw
   const OpScope op_scope(ctx, "classifier_forward_backward");
   check_classifier(loss, h, w, targets, options);
   check_tensor("classifier's dh", dh, h.shape(), h.dtype);
-  check_tensor("classifier's dw", dw, w.shape(), acc_dtype(w.dtype));
+  if (!dw.empty()) check_tensor("classifier's dw", dw, w.shape(), acc_dtype(w.dtype));
   for_each_chunk(ctx, h, w, options, [&](int64_t begin, int64_t end, Tensor logits) {
     const Tensor dlogits = logits;
     cross_entropy_forward_backward(ctx, loss.slice(0, begin, end), dlogits, logits, targets.slice(0, begin, end),
                                    options.vocab, scale);
     // dw first, since dh may be h.
-    linear_backward_weight(ctx, dw, dlogits, h.slice(0, begin, end), options.add_dw || begin > 0);
+    if (!dw.empty()) linear_backward_weight(ctx, dw, dlogits, h.slice(0, begin, end), options.add_dw || begin > 0);
     linear_backward_input(ctx, dh.slice(0, begin, end), dlogits, w);
   });
 }

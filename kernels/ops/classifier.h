@@ -18,8 +18,8 @@ struct ClassifierOptions {
 void classifier_forward(Context&, Tensor loss, ConstTensor h, ConstTensor w, ConstTensor targets,
                         const ClassifierOptions&);
 // Computes the loss and its gradients in one pass over the logits, for the upstream gradient d(loss[i]) = scale. loss
-// [N] acc, dh [N,C] T overwritten; dw [Vp,C] acc added to (or overwritten, see add_dw)  <-  h, w, targets as in
-// forward. dh may be h itself.
+// [N] acc, dh [N,C] T overwritten; dw [Vp,C] acc added to (or overwritten, see add_dw; not computed if
+// absent)  <-  h, w, targets as in forward. dh may be h itself.
 void classifier_forward_backward(Context&, Tensor loss, Tensor dh, Tensor dw, ConstTensor h, ConstTensor w,
                                  ConstTensor targets, LossScale scale, const ClassifierOptions&);
 

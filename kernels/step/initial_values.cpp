@@ -50,6 +50,23 @@ void draw_normal(Context& ctx, Tensor out, int64_t first, const NormalValues& va
   });
 }
 
+void draw_uniform(Context& ctx, Tensor out, int64_t first, const UniformValues& values) {
+  const OpScope op_scope(ctx, "draw_uniform");
+  check("uniform values", out);
+  TRIAD_CHECK(first >= 0, "uniform values from number {} on", first);
+  if constexpr (kBuiltWithCuda)
+    if (ctx.device.is_cuda()) return cuda::draw_uniform(ctx, out, first, values);
+  const int64_t n = out.numel();
+  const Philox random(values.seed, values.stream);
+  dispatch_float(out.dtype, [&]<class T>() {
+    parallel_for(ctx, ceil_div(n, kPiece), [&](int64_t piece) {
+      for (int64_t i = piece * kPiece; i < std::min(n, (piece + 1) * kPiece); ++i)
+        out.ptr<T>()[i] = static_cast<T>(
+            static_cast<float>(values.bound * (2 * random.uniform(static_cast<uint64_t>(first + i)) - 1)));
+    });
+  });
+}
+
 void fill_constant(Context& ctx, Tensor out, double value) {
   const OpScope op_scope(ctx, "fill_constant");
   check("constant values", out);

@@ -1,6 +1,6 @@
 // How OpenBLAS's kernels are chosen: by its version, its own choice and the CPU's vectors.
 #include "io/json_config.h"
-#include "kernels/ops/blas_core.h"
+#include "kernels/common/blas_core.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
 

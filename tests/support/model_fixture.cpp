@@ -47,8 +47,10 @@ std::set<std::string> names_of_layer(const ModelConfig& c, int64_t layer) {
 
 ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
                            double std, const RecomputePlan& recompute, const KernelChoices& kernels,
-                           int64_t most_documents, const std::vector<bool>& fp8_layers) {
-  const Model::Options options{.dtype = dtype, .training = true, .max_seq_len = T, .fp8_layers = fp8_layers};
+                           int64_t most_documents, const std::vector<bool>& fp8_layers,
+                           const std::optional<LoraConfig>& lora) {
+  const Model::Options options{
+      .dtype = dtype, .training = true, .max_seq_len = T, .fp8_layers = fp8_layers, .lora = lora};
   int64_t arena = 0, scratch = 0;
   {
     Runtime plan({.device = device, .planning = true, .kernels = kernels});
@@ -65,15 +67,20 @@ ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Devi
   model_ = std::make_unique<Model>(ctx(), runtime_->arena(), config, options);
   act_ = std::make_unique<Activations>(runtime_->arena(), config, B, T, dtype, true, recompute, most_documents);
 
-  Params& params = model_->params();
-  host_.assign(static_cast<size_t>(params.stored_elements()), 0.0f);
-  for (int64_t i = 0; i < params.count(); ++i) {
-    const Philox random(seed, static_cast<uint64_t>(i));
-    for (int64_t j = 0; j < params.specs()[i].shape.numel(); ++j)
-      host_[static_cast<size_t>(params.offset(i) + j)] =
-          static_cast<float>(std * random.normal(static_cast<uint64_t>(j)));
-  }
+  const auto draw = [&](const Params& params) {
+    std::vector<float> values(static_cast<size_t>(params.stored_elements()), 0.0f);
+    for (int64_t i = 0; i < params.count(); ++i) {
+      const ParamSpec& spec = params.specs()[static_cast<size_t>(i)];
+      const Philox random(seed, static_cast<uint64_t>(spec.number));
+      for (int64_t j = 0; j < spec.shape.numel(); ++j)
+        values[static_cast<size_t>(params.offset(i) + j)] =
+            static_cast<float>(std * random.normal(static_cast<uint64_t>(j)));
+    }
+    return values;
+  };
+  host_ = draw(model_->params());
   upload();
+  if (Params* const base = model_->base()) base->set(ctx(), draw(*base));
   std::vector<int32_t> tokens, targets;
   const Philox random(seed, 1u << 20);
   for (int64_t b = 0; b < B; ++b)

@@ -21,12 +21,12 @@ ModelConfig changed(const std::function<void(ModelConfig&)>& change);
 std::set<std::string> names_of_layer(const ModelConfig&, int64_t layer);
 
 // The model, with the same parameters and tokens on every device and in every dtype. All parameters are drawn from N(0,
-// std), biases and norms too.
+// std), biases and norms too; those that LoRA freezes as without it.
 class ModelFixture {
  public:
   ModelFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, uint64_t seed = 3, double std = 0.1,
                const RecomputePlan& = {}, const KernelChoices& = {}, int64_t most_documents = 0,
-               const std::vector<bool>& fp8_layers = {});
+               const std::vector<bool>& fp8_layers = {}, const std::optional<LoraConfig>& = {});
 
   double loss();                                      // runs forward; the batch's mean loss
   double loss_and_grads();                            // runs forward and backward for that mean; overwrites gradients

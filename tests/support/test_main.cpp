@@ -6,7 +6,7 @@
 #else
 #define CATCH_CONFIG_RUNNER
 #endif
-#include "kernels/ops/blas_core.h"
+#include "kernels/common/blas_core.h"
 #include "tests/support/test.h"
 
 namespace {

@@ -19,7 +19,7 @@
 #include "engine/process/nvml.h"
 #include "engine/with_cuda.h"
 #include "io/file.h"
-#include "kernels/ops/blas_core.h"
+#include "kernels/common/blas_core.h"
 #include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/matmul.h"
 #include "tools/doctor/doctor.h"

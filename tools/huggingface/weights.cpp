@@ -17,7 +17,9 @@ class Conversion {
  public:
   explicit Conversion(DType dtype) : dtype_(dtype) {}
 
-  std::span<const std::byte> convert(const SafetensorsFile& file, const TensorEntry& entry) {
+  std::span<const std::byte> convert(const ExportedTensor& tensor) {
+    const SafetensorsFile& file = *tensor.file;
+    const TensorEntry& entry = *tensor.entry;
     raw_ = file.read(entry);
     values_.resize(static_cast<size_t>(entry.numel()));
     const std::optional<DType> dtype = entry.engine_dtype();
@@ -31,6 +33,7 @@ class Conversion {
       read_as<_Float16>();
     else
       fail("{}: tensor {} is {}: F32, BF16, F16 or F64 is needed", file.path(), entry.name, entry.str());
+    if (tensor.change) tensor.change(values_);
     for (size_t i = 0; i < values_.size(); ++i)
       TRIAD_CHECK(std::isfinite(values_[i]), "{}: tensor {} holds {} at index {}: finite weights are needed",
                   file.path(), entry.name, values_[i], i);
@@ -79,8 +82,8 @@ std::vector<std::span<const ExportedTensor>> split(std::span<const ExportedTenso
 
 }  // namespace
 
-WrittenWeights write_weights(const WeightIndex& from, std::span<const ExportedTensor> tensors, DType dtype,
-                             int64_t most_bytes, const std::string& folder) {
+WrittenWeights write_weights(std::span<const ExportedTensor> tensors, DType dtype, int64_t most_bytes,
+                             const std::string& folder, const std::string& stem) {
   const auto groups = split(tensors, dtype, most_bytes);
   WrittenWeights written{.files = groups.size()};
   for (const ExportedTensor& tensor : tensors) written.bytes += tensor.entry->numel() * size_of(dtype);
@@ -90,14 +93,14 @@ WrittenWeights write_weights(const WeightIndex& from, std::span<const ExportedTe
   Conversion conversion(dtype);
   int64_t done = 0;
   for (size_t i = 0; i < groups.size(); ++i) {
-    const std::string name =
-        groups.size() == 1 ? whole_file_name(kWeightsStem)
-                           : part_file_name(kWeightsStem, static_cast<int64_t>(i), static_cast<int64_t>(groups.size()));
+    const std::string name = groups.size() == 1
+                                 ? whole_file_name(stem)
+                                 : part_file_name(stem, static_cast<int64_t>(i), static_cast<int64_t>(groups.size()));
     std::vector<TensorSpec> specs;
     for (const ExportedTensor& tensor : groups[i]) specs.push_back({tensor.name, dtype, tensor.shape});
     SafetensorsWriter writer(folder + "/" + name, std::move(specs));
     for (const ExportedTensor& tensor : groups[i]) {
-      const std::span<const std::byte> bytes = conversion.convert(from.file_of(tensor.entry->name), *tensor.entry);
+      const std::span<const std::byte> bytes = conversion.convert(tensor);
       writer.write(tensor.name, bytes);
       file_of[tensor.name] = name;
       done += static_cast<int64_t>(bytes.size());
@@ -106,7 +109,7 @@ WrittenWeights write_weights(const WeightIndex& from, std::span<const ExportedTe
     writer.finish();
   }
   if (groups.size() > 1)
-    write_file_atomically(folder + "/" + index_file_name(kWeightsStem), weight_map_json(file_of, written.bytes));
+    write_file_atomically(folder + "/" + index_file_name(stem), weight_map_json(file_of, written.bytes));
   return written;
 }
 

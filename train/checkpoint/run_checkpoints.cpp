@@ -48,7 +48,7 @@ void RunCheckpoints::begin() {
 int64_t RunCheckpoints::bytes() const {
   int64_t bytes = 0;
   for (const Optimizer::State state : Optimizer::kStates)
-    for (const ParamSpec& spec : param_specs(setup_.config.model))
+    for (const ParamSpec& spec : setup_.step.model().params().specs())
       if (Optimizer::keeps(state, spec, setup_.config.train.optimizer))
         bytes += spec.shape.numel() * size_of(Optimizer::dtype_of(state, setup_.config));
   return bytes;
@@ -204,7 +204,7 @@ void RunCheckpoints::write_final_weights() {
   const Config& config = setup_.config;
   const DType held = Optimizer::dtype_of(Optimizer::State::parameter, config),
               dtype = config.train.final_dtype == Precision::bf16 ? DType::bf16 : held;
-  const FinalFiles files = final_files(count_parameters(config.model) * size_of(dtype), config.dist.zero == 3,
+  const FinalFiles files = final_files(count_elements(params.specs()) * size_of(dtype), config.dist.zero == 3,
                                        shard_count(config, setup_.comm->world()));
   write_weight_files(
       ctx, params, *setup_.comm, files, held, dtype, setup_.folder.path(),

@@ -32,6 +32,7 @@ namespace {
 constexpr const char* kOrigin = "origin";  // keys in state.json
 constexpr const char* kData = "data";
 constexpr const char* kChat = "chat";
+constexpr const char* kBase = "base";
 constexpr const char* kFiles = "files";
 constexpr const char* kGroup = "packed_group";
 constexpr const char* kInitial = "init";  // checksums of `triad init`'s files
@@ -66,7 +67,8 @@ void for_each_difference(const Config& theirs, const Config& ours, F&& report) {
 // other optimizer.
 bool decides_resume(const std::string& key) {
   if (key == "data.stall_s") return false;
-  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.optimizer";
+  return key.starts_with("model.") || key.starts_with("nsa.") || key.starts_with("data.") || key == "train.optimizer" ||
+         key == "train.lora";
 }
 
 // Whether data.tokenizer may change: the data are shards, whose tokens stay the same, and the old config did not name
@@ -206,6 +208,7 @@ Json state_json(const Config& config, const RunState& state, const Json& files) 
                {"config", config_to_json(config)}};
   if (!state.origin.is_null()) json[kOrigin] = state.origin;
   if (!state.data.is_null()) json[kData] = state.data;
+  if (!state.base.is_null()) json[kBase] = state.base;
   if (!files.is_null()) json[kFiles] = files;
   if (std::any_of(state.groups.begin(), state.groups.end(), [](const RowGroup& g) { return g.group > 0; })) {
     Json groups = Json::array();
@@ -317,6 +320,7 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
           .tokens = state_number(state, folder, "tokens"),
           .origin = origin_of(state, folder),
           .data = data_of(state, folder),
+          .base = object_of(state, folder, kBase),
           .groups = groups_of(state, folder)};
 }
 
@@ -409,11 +413,15 @@ std::optional<ChatFormat> trained_chat(const ModelSource& source) {
 ModelSource find_model(const std::string& path) {
   // The config that a checkpoint holds, changed by environment variables for nsa.* keys (to force a branch, say), which
   // apply to a trained model too.
-  const auto source = [](Json config, const std::string& folder, const std::string& file, Json origin, Json chat) {
+  const auto source = [](Json config, const std::string& folder, const std::string& file, const Json& state) {
     apply_environment(config, "nsa");
     try {
-      return ModelSource{config_from_json(with_later_keys(std::move(config))), folder, tensors_path(folder),
-                         std::move(origin), std::move(chat)};
+      return ModelSource{config_from_json(with_later_keys(std::move(config))),
+                         folder,
+                         tensors_path(folder),
+                         origin_of(state, folder),
+                         object_of(state, folder, kBase),
+                         chat_of(state, folder)};
     } catch (const UsageError& e) { fail_usage("{}: {}", file, e.what()); }
   };
   const auto checkpoint = [&](const std::string& folder) {
@@ -424,14 +432,14 @@ ModelSource find_model(const std::string& path) {
       const WeightIndex weights(tensors);
       check_files(state, folder, {&weights});
     }
-    return source(state["config"], folder, folder + "/" + kStateFile, origin_of(state, folder), chat_of(state, folder));
+    return source(state["config"], folder, folder + "/" + kStateFile, state);
   };
   // A run's folder: its own weights have no state.json, but its checkpoints have.
   const auto run = [&](const std::string& folder) {
     const std::optional<std::string> newest = find_newest_checkpoint(folder + "/checkpoints");
     const std::string file = folder + "/config.json";
     const Json state = newest ? read_state(*newest) : Json::object();
-    return source(read_json_file(file), folder, file, origin_of(state, folder), chat_of(state, folder));
+    return source(read_json_file(file), folder, file, state);
   };
   // A file called `latest` names a checkpoint (io/checkpoint.h).
   if (fs::is_regular_file(path) && fs::path(path).filename() != kLatest) {

@@ -35,6 +35,7 @@ struct RunState {
   // not known. begin_run() fills it in and compares it.
   // `chat` is how its conversations are written (ChatFormat::to_json()), absent if there are none.
   Json data = nullptr;
+  Json base = nullptr;    // base_checksums() of a run with train.lora, else null
   RowGroups groups = {};  // data.packing best_fit: the row groups at or before the cursor
 };
 
@@ -100,6 +101,7 @@ struct ModelSource {
   std::string folder;   // holds the weights, and the tokenizer's files unless it is `byte`
   std::string weights;  // path to a safetensors file, or to an index for several
   Json origin;          // RunState::origin in the checkpoint, or in the newest one in a run's folder
+  Json base;            // RunState::base; null if it is not known
   Json chat;            // how the conversations in its data are written (ChatFormat::to_json()); null if there are none
 };
 // How a model's conversations are written: as it was trained, else as its import says; none if neither is known.

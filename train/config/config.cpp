@@ -1,6 +1,7 @@
 #include "train/config/config.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -86,6 +87,18 @@ std::vector<bool> parse_fp8_layers(const RuntimeConfig& c, int64_t n_layers) {
     std::fill(layers.begin() + range.begin, layers.begin() + range.end, false);
   }
   return layers;
+}
+
+// Checks train.lora. train.init_from becomes absolute, since every reader of the run's checkpoints needs it.
+void resolve_lora(Config& c) {
+  if (!c.train.init_from.empty())
+    c.train.init_from = std::filesystem::absolute(c.train.init_from).lexically_normal().string();
+  check_fp32("train.lora.alpha", c.train.lora->alpha);
+  check_lora(c.model, *c.train.lora);
+  if (c.runtime.matmul_dtype == MatmulDType::fp8)
+    fail_usage("train.lora is set: runtime.matmul_dtype must be bf16, and that is fp8");
+  if (c.train.optimizer == OptimizerKind::muon)
+    fail_usage("train.lora is set: train.optimizer must be adamw for its thin matrices, and that is muon");
 }
 
 }  // namespace
@@ -179,6 +192,7 @@ void Config::resolve() {
     recompute = RecomputePlan::parse(runtime.recompute, model.n_layers);
     fp8_layers = parse_fp8_layers(runtime, model.n_layers);
   } catch (const UsageError& e) { throw UsageError(shortened(e.what(), 1000)); }
+  if (train.lora) resolve_lora(*this);
   for (int64_t i = 0; i < model.n_layers && !model.qk_norm; ++i)
     if (recompute.of(i) == Recompute::pointwise)
       fail_usage("runtime.recompute is \"{}\": pointwise recomputes the norm of q and k, and model.qk_norm is false",
@@ -214,6 +228,8 @@ void Config::check_run() const {
   }
   if (train.optimizer == OptimizerKind::muon && runtime.offload != Offload::none)
     fail_usage("train.optimizer is muon: it needs runtime.offload none, and that is {}", word_of(runtime.offload));
+  if (train.lora && train.init_from.empty())
+    fail_usage("train.lora is set, but train.init_from, whose weights the adapters change, is empty");
   const int64_t decay = train.schedule == Schedule::wsd ? train.decay_steps() : 0;
   if (decay > 0 && train.warmup_steps + decay > train.steps)
     fail_usage(

@@ -15,6 +15,7 @@
 #include "io/data/needle_task.h"
 #include "io/data/rows.h"
 #include "model/config.h"
+#include "model/lora.h"
 #include "model/recompute.h"
 
 namespace triad {
@@ -84,6 +85,7 @@ struct TrainConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1, index_lr_factor = 1;
   int64_t seed = 1337;
   std::string init_from;
+  std::optional<LoraConfig> lora;
   int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 3, keep_every = 0;
   bool save_last = true;
   OnNonfinite on_nonfinite = OnNonfinite::stop;

@@ -118,6 +118,23 @@ void visit(StageConfig& c, V&& v) {
 }
 
 template <class V>
+void visit(LoraConfig& c, V&& v) {
+  v("rank", c.rank, "rank of each adapter: rows of A, columns of B", required(at_least(1).up_to(1 << 16)));
+  v("alpha", c.alpha, "an adapter's result is multiplied by alpha / rank; 0: rank", at_least(0));
+  v("targets", c.targets,
+    "the projections that have adapters: q_proj, k_proj and v_proj (of all branches), o_proj, gate_proj, up_proj and "
+    "down_proj (mlp silu: fc1 and fc2), or all-linear for all of them",
+    Rule{});
+  v("rslora", c.rslora, "multiply by alpha / sqrt(rank) instead", Rule{});
+  v("init_from", c.init_from,
+    "a folder of PEFT (adapter_config.json, adapter_model.safetensors) with whose adapters this run starts; not set: A "
+    "is drawn as PEFT draws it, and B is 0",
+    Rule{});
+}
+template <>
+inline constexpr bool json_config::is_object<LoraConfig> = true;
+
+template <class V>
 void visit(TrainConfig& c, V&& v) {
   v("steps", c.steps, "optimizer steps; may be absent with train.stages, as the sum of their steps",
     required(at_least(0)));
@@ -158,7 +175,12 @@ void visit(TrainConfig& c, V&& v) {
     "path of a run or checkpoint whose weights this run starts from. Its parameters and tokenizer must be the same; "
     "any other key may differ. A dense model may begin an NSA model, whose gates, phi and index then start fresh, and "
     "three branches one softmax. Optimizer "
-    "state, schedule and data start anew. A resumed run ignores this key",
+    "state, schedule and data start anew. A resumed run ignores this key, but with train.lora reads the frozen weights "
+    "there again",
+    Rule{});
+  v("lora", c.lora,
+    "train low-rank adapters (LoRA) of the layers' projections instead of the weights of train.init_from, which stay "
+    "as they are; gates, phi and index are trained whole. An object, or null",
     Rule{});
   v("eval_every", c.eval_every, "optimizer steps between evaluations; 0: none", at_least(0));
   v("eval_batches", c.eval_batches, "micro-batches per evaluation", at_least(1).up_to(1 << 24));

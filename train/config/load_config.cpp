@@ -256,6 +256,11 @@ std::string describe_config() {
         visit(item, [&](const std::string& key, auto& part, const char* text, const Rule& limit) {
           add(name + "[]." + key, part, text, limit, "");
         });
+      } else if constexpr (json_config::is_object<typename json_config::ValueOf<T>::type>) {
+        typename json_config::ValueOf<T>::type object;
+        visit(object, [&](const std::string& key, auto& part, const char* text, const Rule& limit) {
+          add(name + "." + key, part, text, limit, "; default " + json_config::to_json(part).dump());
+        });
       }
     });
   });

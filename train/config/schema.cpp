@@ -53,6 +53,8 @@ Json value_schema(const Rule& rule) {
     return any_of({{{"type", "string"}}, list_of({{"type", "string"}})});
   else if constexpr (std::is_same_v<T, std::vector<DataComponent>>)
     return any_of({{{"type", "string"}}, list_of(any_of({{{"type", "string"}}, object_schema<DataComponent>(false)}))});
+  else if constexpr (is_object<T>)
+    return object_schema<T>(true);
   else if constexpr (is_object_list<T>)
     return any_of({list_of(object_schema<typename T::value_type>(false)), {{"type", "null"}}});
   else

@@ -16,8 +16,16 @@ namespace {
 constexpr double kMiB = 1024.0 * 1024.0;
 
 // The parameter whose gradient shows whether this rank's backward was finite: the first norm's gain. Its gradient is
-// computed from backward's last dx, which any earlier NaN or infinity reaches.
-constexpr const char* kProbe = "blocks.0.norm1.weight";
+// computed from backward's last dx, which any earlier NaN or infinity reaches. If it is frozen, the first adapter of
+// the first layer, the last that backward computes.
+std::string probe_of(const Params& params) {
+  const std::string gain = "blocks.0.norm1.weight";
+  const auto& specs = params.specs();
+  if (std::ranges::find(specs, gain, &ParamSpec::name) != specs.end()) return gain;
+  const auto adapter = std::ranges::find_if(specs, is_adapter, &ParamSpec::role);
+  TRIAD_CHECK(adapter != specs.end(), "{} parameters are trained, and neither {} nor an adapter", specs.size(), gain);
+  return adapter->name;
+}
 
 }  // namespace
 
@@ -32,7 +40,7 @@ GradReducer::GradReducer(Context& ctx, Arena& arena, const Params& params, const
       ctas_(comm_ctas_during_backward(config, ranks.all.world())),
       plan_(params, config, ranks.all.rank(), ranks.all.world()),
       queue_(ctx, comm_),
-      probe_param_(index_of_param(params, kProbe)),
+      probe_param_(index_of_param(params, probe_of(params))),
       probe_(probe),
       between_begun_(ctx.planning ? Device::cpu() : ctx.device),
       between_done_(ctx.planning ? Device::cpu() : ctx.device),
@@ -128,7 +136,8 @@ void GradReducer::ready(ConstTensor grad, const Stream& on) {
   if (std::find(streams_.begin(), streams_.end(), &on) == streams_.end()) streams_.push_back(&on);
   for (const int64_t param : finder_.find(grad)) {
     if (param == probe_param_) {
-      TRIAD_CHECK(&on == &ctx_.stream, "the gradient of {} came on stream {}", kProbe, on.name());
+      TRIAD_CHECK(&on == &ctx_.stream, "the gradient of {} came on stream {}",
+                  params_.specs()[static_cast<size_t>(param)].name, on.name());
       sum_of_squares(ctx_, probe_, params_.grads(range_of(params_, param)), /*add=*/!micro_step_.first);
     }
     for (const int64_t b : plan_.buckets_of(param))

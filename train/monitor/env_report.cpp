@@ -6,7 +6,7 @@
 #include <zlib.h>
 
 #include "engine/backend.h"
-#include "kernels/ops/blas_core.h"
+#include "kernels/common/blas_core.h"
 #include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/matmul.h"
 #include "train/config/load_config.h"

@@ -26,7 +26,9 @@ double StepTimes::median_ms() const {
 
 double step_flops(const Config& c, const DocumentMix& mix) {
   const TrainConfig& t = c.train;
-  return training_flops(c.model, t.micro_batch_size * t.accumulate_grad_batches, t.seq_len, c.recompute, mix) /
+  const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
+  return (training_flops(c.model, sequences, t.seq_len, c.recompute, mix) -
+          lora_flops_less(c.model, t.lora, sequences, t.seq_len)) /
          static_cast<double>(c.dist.context);
 }
 

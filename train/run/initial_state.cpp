@@ -17,6 +17,8 @@
 #include "kernels/common/integer.h"
 #include "kernels/ops/cast.h"
 #include "model/from_dense.h"
+#include "train/checkpoint/adapted_weights.h"
+#include "train/checkpoint/peft_adapter.h"
 #include "train/run/run_folder.h"
 #include "train/run/startup.h"
 
@@ -42,29 +44,20 @@ int64_t checksum_of(Context& ctx, Optimizer& optimizer) {
   return static_cast<int64_t>(crc);
 }
 
-// The tensor of train.init_from with which each parameter begins. A dense model's can begin an NSA model
-// (model/from_dense.h), those of a layer with three branches one softmax (its k_win and v_win), and any a layer with a
-// taught index, which is fresh where the checkpoint has none. Null if they are those of the same model.
-NameOf init_names(const ModelConfig& ours, const ModelConfig& theirs) {
-  if (ours.has_nsa() && !theirs.has_nsa()) return dense_source;
-  bool same = true;
-  std::vector<bool> begins_index;
-  for (int64_t i = 0; i < ours.n_layers; ++i) {
-    const AttentionKind our_kind = ours.attention_of(i), their_kind = theirs.attention_of(i);
-    const bool dense = our_kind == AttentionKind::dense || their_kind == AttentionKind::dense;
-    begins_index.push_back(ours.has_index(i) && !theirs.has_index(i));
-    same = same && !begins_index.back() && (dense || our_kind == their_kind);
-  }
-  if (same) return nullptr;
-  return [begins_index](const ParamSpec& spec) {
-    return is_index(spec.role) && begins_index[static_cast<size_t>(spec.layer)] ? std::string() : spec.name;
-  };
-}
-
 void load_init(Context& ctx, const Params& params, Optimizer& optimizer, const Config& config, const ModelSource& from,
                Comm* shards) {
   const ModelConfig& theirs = from.config.model;
   const NameOf name_of = init_names(config.model, theirs);
+  if (config.train.lora) {
+    const std::vector<ParamSpec> base = param_specs(theirs);
+    const NameOf trained = [&](const ParamSpec& spec) {
+      return is_adapter(spec.role) ? std::string() : name_of ? name_of(spec) : spec.name;
+    };
+    read_other_weights(ctx, params, optimizer, from.weights, trained, base, static_cast<uint64_t>(config.train.seed),
+                       shards);
+    if (!config.train.lora->init_from.empty()) read_peft_adapter(ctx, params, optimizer, *config.train.lora);
+    return;
+  }
   if (!name_of) return read_weights(ctx, params, optimizer, from.weights, shards);
   std::vector<ParamSpec> unread;
   if (theirs.has_nsa())
@@ -132,6 +125,7 @@ std::string describe(const Tokenizer& tokenizer) {
 // read from files.
 void compare_ranks(Context& ctx, Comm& comm, Optimizer& optimizer, const RunState& state, bool read_weights) {
   std::vector<RankFact> facts = {{"the step to go on from is", fmt::format("{}", state.step)}};
+  if (!state.base.is_null()) facts.push_back({"the frozen weights' files have the checksums", state.base.dump()});
   if (read_weights)
     facts.push_back({"the weights to begin with have checksum", fmt::format("{:08x}", checksum_of(ctx, optimizer))});
   require_alike(comm, facts, kSameFiles);
@@ -216,14 +210,9 @@ std::vector<std::string> changed_data_since(const Json& before, const Json& now,
 }  // namespace
 
 std::optional<ModelSource> find_init(const Config& config, const std::string& resume_from) {
-  if (config.train.init_from.empty() || !resume_from.empty()) return {};
-  const ModelSource source = [&] {
-    try {
-      return find_model(config.train.init_from);
-    } catch (const UsageError& e) { fail_usage("train.init_from: {}", e.what()); } catch (const Error& e) {
-      fail("train.init_from: {}", e.what());
-    }
-  }();
+  if (config.train.init_from.empty() || (!resume_from.empty() && !config.train.lora)) return {};
+  const ModelSource source = find_base(config);
+  if (!resume_from.empty()) return source;
   if (is_inside(source.weights, config.log.out_dir))
     fail_usage("train.init_from is {}, in log.out_dir = {}, which this run begins anew", config.train.init_from,
                config.log.out_dir);
@@ -232,18 +221,23 @@ std::optional<ModelSource> find_init(const Config& config, const std::string& re
 
 std::string describe_init(const Config& config, const ModelSource& from) {
   std::vector<ParamSpec> fresh;
+  std::string frozen;
+  if (const auto& lora = config.train.lora)
+    frozen = fmt::format(", which stay as they are; trains {} parameters: adapters of rank {}{}",
+                         count_elements(trained_specs(config.model, lora)), lora->rank,
+                         config.model.has_nsa() ? ", gates, phi and index" : "");
   if (const NameOf name_of = init_names(config.model, from.config.model))
     for (const ParamSpec& spec : param_specs(config.model))
       if (name_of(spec).empty()) fresh.push_back(spec);
   const std::string text = describe_fresh(fresh);
-  return fmt::format("begins with the weights of {}{}", from.weights, text.empty() ? "" : "; " + text);
+  return fmt::format("begins with the weights of {}{}{}", from.weights, frozen, text.empty() ? "" : "; " + text);
 }
 
 DataSource open_data_for(const TrainRequest& request, const Tokenizer& tokenizer, const std::string& resume_from,
                          const std::optional<ModelSource>& init_from) {
   const Config& config = request.config;
   if (!resume_from.empty()) check_tokenizer(resume_from, tokenizer);
-  if (init_from) {
+  if (init_from && resume_from.empty()) {
     const std::string& theirs = init_from->config.data.tokenizer;
     const bool known = !theirs.empty() && theirs != kNoTokenizer && !config.data.tokenizer.empty();
     if (known && tokenizer_of_checkpoint(init_from->folder, theirs)->files() != tokenizer.files())
@@ -283,6 +277,11 @@ RunState begin_run(Context& ctx, TrainStep& step, Comm& comm, const TrainRequest
       step.optimizer().init(ctx, static_cast<uint64_t>(config.train.seed));
       ctx.stream.synchronize();  // so that the start's times count the drawing as their phase "weights"
     }
+  }
+  if (config.train.lora) {
+    if (!resume_from.empty()) check_base(resume_from, state.base, *init_from);
+    state.base = base_checksums(*init_from);
+    load_base(ctx, *step.model().base(), config.model, *init_from);
   }
   if (comm.world() > 1) compare_ranks(ctx, comm, step.optimizer(), state, !resume_from.empty() || init_from);
   Json now = describe_data(config, data);

@@ -11,8 +11,8 @@
 
 namespace triad {
 
-// The model that train.init_from names; nullopt if the key is not set or the run resumes. Throws UsageError if that
-// model is in log.out_dir.
+// The model that train.init_from names; nullopt if the key is not set, or if the run resumes without train.lora. Throws
+// UsageError if that model is in log.out_dir.
 std::optional<ModelSource> find_init(const Config&, const std::string& resume_from);
 
 // A line for the log: the weights with which the run begins, and what begins fresh.

@@ -160,7 +160,7 @@ void RunReporter::print_start(const std::string& set_aside) {
   const GradReducer* const reducer = setup_.step.reducer();
   if (const std::string why = reducer == nullptr ? "" : reducer->why_no_copies(); !why.empty())
     telemetry_.detail(fmt::format("communication: by NCCL's kernels, not by copies between the GPUs: {}", why));
-  if (setup_.init_from) telemetry_.message(describe_init(config_, *setup_.init_from));
+  if (setup_.init_from && !setup_.resumed()) telemetry_.message(describe_init(config_, *setup_.init_from));
   if (!setup_.resumed()) return;
   telemetry_.message(fmt::format("resumed from {} at step {}", setup_.resume_from, setup_.initial_state.step));
   if (!setup_.changed_data.empty())

@@ -69,7 +69,8 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
               .weight_windows = has_weight_windows(config, world_),
               .grad_windows = windows(),
               .group = group_ ? &*group_ : nullptr,
-              .fp8_layers = config.fp8_layers}),
+              .fp8_layers = config.fp8_layers,
+              .lora = config.train.lora}),
       ranks_(world_ == 1 ? Tensor{}
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
                                                  {world_, RankNumbers::count + layer_numbers(config)})),

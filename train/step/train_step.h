@@ -136,7 +136,7 @@ class TrainStep {
   bool windows() const { return has_grad_windows(config_, world_); }
   bool records_graphs() const;
   // Whether activations may be in gradient memory (model/lent_grads.h).
-  bool lends_grads() const { return !windows() && config_.train.accumulate_grad_batches == 1; }
+  bool lends_grads() const { return !windows() && config_.train.accumulate_grad_batches == 1 && !config_.train.lora; }
   // This step's gradients, summed over micro-steps and ranks, and the parts that this rank has.
   Tensor sums() { return reducer_ ? reducer_->sums() : model_.params().grads(); }
   Parts grad_parts() { return reducer_ ? reducer_->parts() : Parts::whole(model_.params()); }

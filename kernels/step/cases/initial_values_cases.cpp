@@ -10,6 +10,7 @@ OpCase initial_values_case(std::string name, int64_t n, int64_t first, double st
   OpCase c{.op = "initial_values", .name = std::move(name)};
   c.args = {{.name = "normal", .role = ArgRole::output, .shape = {n}},
             {.name = "master", .role = ArgRole::output, .shape = {n}, .type = ArgType::acc},
+            {.name = "uniform", .role = ArgRole::output, .shape = {n}},
             {.name = "constant", .role = ArgRole::output, .shape = {n}}};
   c.forward = [=](Context& ctx, const Args& t) {
     const NormalValues values{.seed = 7, .stream = uint64_t{3} << 40, .std = std};
@@ -17,10 +18,13 @@ OpCase initial_values_case(std::string name, int64_t n, int64_t first, double st
     draw_normal(ctx, t["normal"].slice(0, 0, half), first, values);
     draw_normal(ctx, t["normal"].slice(0, half, n), first + half, values);
     draw_normal(ctx, t["master"], first, values);
+    const UniformValues uniform{.seed = 7, .stream = uint64_t{5} << 40, .bound = std};
+    draw_uniform(ctx, t["uniform"].slice(0, 0, half), first, uniform);
+    draw_uniform(ctx, t["uniform"].slice(0, half, n), first + half, uniform);
     fill_constant(ctx, t["constant"], 1.0 / 3);
   };
   const double elements = static_cast<double>(n);
-  c.forward_bytes = c.forward_written = (2 + 4 + 2) * elements;
+  c.forward_bytes = c.forward_written = (2 + 4 + 2 + 2) * elements;
   // In the driver only the last bits in bf16 outputs may differ from the CPU's; here none do
   // (tests/model/test_init.cpp).
   c.f32_tolerance = 0;

@@ -1,4 +1,4 @@
-#include "kernels/ops/blas_core.h"
+#include "kernels/common/blas_core.h"
 
 #include <cblas.h>
 #include <fmt/format.h>

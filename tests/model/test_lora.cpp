@@ -19,6 +19,13 @@ namespace {
 
 constexpr int64_t kTokens = 45;
 
+LoraConfig lora_of(int64_t rank, double alpha = 0, std::vector<std::string> targets = {"all-linear"},
+                   bool rslora = false) {
+  LoraConfig lora;
+  lora.rank = rank, lora.alpha = alpha, lora.targets = std::move(targets), lora.rslora = rslora;
+  return lora;
+}
+
 struct Case {
   const char* name;
   ModelConfig config;
@@ -36,25 +43,20 @@ ModelConfig small(const std::function<void(ModelConfig&)>& change = [](ModelConf
 
 std::vector<Case> cases() {
   const auto swiglu = [](ModelConfig& c) { c.mlp = MlpKind::swiglu, c.mlp_hidden = 20; };
-  return {{"NSA, all projections", small(), {.rank = 3, .alpha = 5}},
-          {"NSA, shared keys, blocks recomputed",
-           small([](ModelConfig& c) { c.nsa.shared_kv = true; }),
-           {.rank = 2, .targets = {"k_proj", "fc1"}},
-           "block"},
-          {"dense, swiglu, norms, biases, tied head",
-           small([&](ModelConfig& c) {
+  return {{"NSA, all projections", small(), lora_of(3, 5)},
+          {"NSA, shared keys, blocks recomputed", small([](ModelConfig& c) { c.nsa.shared_kv = true; }),
+           lora_of(2, 0, {"k_proj", "fc1"}), "block"},
+          {"dense, swiglu, norms, biases, tied head", small([&](ModelConfig& c) {
              swiglu(c);
              c.attention = AttentionKind::dense, c.qk_norm = c.qkv_bias = c.tie_embeddings = true;
            }),
-           {.rank = 4, .alpha = 2, .targets = {"q_proj", "v_proj", "up_proj", "down_proj"}, .rslora = true}},
-          {"index, one softmax, norms, mlp and attention recomputed",
-           small([&](ModelConfig& c) {
+           lora_of(4, 2, {"q_proj", "v_proj", "up_proj", "down_proj"}, true)},
+          {"index, one softmax, norms, mlp and attention recomputed", small([&](ModelConfig& c) {
              swiglu(c);
              c.nsa.selector = Selector::index, c.nsa.d_index = 6, c.nsa.branches = Branches::selected, c.qk_norm = true;
            }),
-           {.rank = 2, .targets = {"o_proj", "gate_proj", "v_proj"}},
-           "0:1=mlp,1:2=attention"},
-          {"NSA in a dense pass", small(), {.rank = 2}, "none", true}};
+           lora_of(2, 0, {"o_proj", "gate_proj", "v_proj"}), "0:1=mlp,1:2=attention"},
+          {"NSA in a dense pass", small(), lora_of(2), "none", true}};
 }
 
 ModelFixture build(const Case& c, bool with_lora = true) {
@@ -137,8 +139,8 @@ TEST_CASE("lora: the list of parameters", "[model]") {
             "mlp.down_proj.lora_A.weight" + shape(4, c.mlp_hidden), "mlp.down_proj.lora_B.weight" + shape(c.dim, 4)});
   CHECK(count_elements(frozen_specs(c, lora)) == count_parameters(c));
   CHECK(frozen_specs(c, {}).empty());
-  CHECK(LoraConfig{.rank = 4}.scale() == 1);
-  CHECK(LoraConfig{.rank = 4, .alpha = 2, .rslora = true}.scale() == 1);
+  CHECK(lora_of(4).scale() == 1);
+  CHECK(lora_of(4, 2, {}, true).scale() == 1);
 }
 
 TEST_CASE("lora: A is uniform below 1/sqrt(its width), B is 0, and the first loss is the base's", "[model]") {

@@ -24,7 +24,7 @@ except ImportError as missing:
     print(f"SKIPPED: {missing}")
     sys.exit(4)  # kSkippedCode of tests/support/skip.h
 
-STEPS, T, B, MOST = 50, 40, 3, 1e-5
+STEPS, T, B, LR, MOST = 50, 40, 3, 2e-3, 1e-5
 SHAPE = dict(vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=256, head_dim=8)
 CASES = {  # name -> class of the base, train.lora
@@ -58,9 +58,9 @@ def load_base(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder / "hf").eval()
 
 
-def train_arguments(folder, base, out, lora, steps=STEPS, lr=3e-3):
+def train_arguments(folder, base, out, lora, steps=STEPS, lr=LR):
     sets = ["runtime.device=cpu", f"log.out_dir={out}", "data.kind=shards", f"data.paths={folder / 'train.bin'}",
-            f"data.val_paths={folder / 'train.bin'}", "data.documents=attend_across", f"train.steps={steps}", f"train.seq_len={T}",
+            f"data.val_paths={folder / 'val.bin'}", "data.documents=attend_across", f"train.steps={steps}", f"train.seq_len={T}",
             f"train.micro_batch_size={B}", f"train.lr={lr}", "train.warmup_steps=0", "train.min_lr_fraction=1", "train.eval_every=0",
             "train.weight_decay=0.1", "train.grad_clip=1", f"train.save_every={max(steps, 1)}", "train.final_dtype=fp32", "log.every=1",
             "runtime.precision=fp32", *(f"train.lora.{key}={value}" for key, value in lora.items())]
@@ -85,7 +85,7 @@ def difference(a, b):
 
 def train_peft(model, tokens):
     x, y = batch(tokens)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, betas=(0.9, 0.95), eps=1e-8,
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LR, betas=(0.9, 0.95), eps=1e-8,
                                   weight_decay=0.1)
     losses = []
     for _ in range(STEPS):
@@ -103,6 +103,7 @@ def check(triad, name, config_class, lora):
         folder = pathlib.Path(path)
         tokens = [(7 * i * i + 3 * i) % 251 for i in range(B * T + 1)]
         write_shard(folder / "train.bin", tokens)
+        write_shard(folder / "val.bin", tokens[:-1])
         base, out = make_base(triad, folder, config_class), folder / "run"
         run(triad, *train_arguments(folder, base, out, lora))
         ours = [float(row["loss"]) for row in csv.DictReader((out / "training.csv").open())]

@@ -85,10 +85,13 @@ bool expects_zero_gradient(const ModelConfig& c, int64_t seq_len, int64_t step, 
     const bool fc1 = param.role == ParamRole::gate_fc1_weight || param.role == ParamRole::gate_fc1_bias;
     return !c.nsa.gate.has_gradient() || (step <= 1 && fc1);
   }
+  // An adapter's B begins as 0, and A's gradient is a product with it.
+  if (is_adapter(param.role) && step <= 1 && param.init == ParamSpec::Init::uniform) return true;
   const NsaConfig& n = c.nsa_at(param.layer);
   // With one key the student is 1, as the teacher is.
   if (is_index(param.role)) return n.index_loss == 0 || std::min(seq_len, n.n_sel * n.l_sel) == 1;
-  const auto zero_in = [&](Branch branch) { return branch_is_zero(n, seq_len, branch, is_key(param.role)); };
+  const bool key = is_key(param.role) || (is_adapter(param.role) && param.name.find(".attn.k_") != std::string::npos);
+  const auto zero_in = [&](Branch branch) { return branch_is_zero(n, seq_len, branch, key); };
   if (feeds_all_branches(c, param)) return zero_in(Branch::cmp) && zero_in(Branch::sel) && zero_in(Branch::win);
   return param.branch != Branch::none && zero_in(param.branch);
 }

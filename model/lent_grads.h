@@ -12,8 +12,7 @@ namespace triad {
 class LentGrads {
  public:
   // The gradients are whole, and passes call Params::open_grads(), as Model's do.
-  explicit LentGrads(Params& params)
-      : segments_(params.segments()), memory_(params.grads()), end_(memory_.bytes()) {
+  explicit LentGrads(Params& params) : segments_(params.segments()), memory_(params.grads()), end_(memory_.bytes()) {
     params.lend_grads();
   }
   // Memory for a tensor that is last used in `layer`'s backward, or, if that is the layer count, before any layer's

@@ -264,7 +264,7 @@ void run_op_test() {
   op_tests()[I].run();
 }
 
-constexpr size_t kMaxOpTests = 160;
+constexpr size_t kMaxOpTests = 180;
 
 // The tests that take longest: nsa_attend_selected cuda three minutes, the others a minute or two.
 constexpr std::array<std::string_view, 8> kSlow = {"nsa_attend_selected cpu",

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "io/json_config.h"
 #include "io/weight_index.h"
+#include "model/lora.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/test.h"
@@ -141,8 +143,10 @@ TEST_CASE("lora: eval, generate and export take a run's adapters merged into the
   std::string words;
   for (int i = 0; i < 100; ++i) words += fmt::format("{} and {}; ", i * i % 97, i);
   write_text(text, words);
+  write_text(folder.file("val.txt"), words.substr(7));
   run_triad(lora_args(run, base,
-                      "--set data.kind=text --set data.paths=" + text + " --set data.val_paths=" + text +
+                      "--set data.kind=text --set data.paths=" + text +
+                          " --set data.val_paths=" + folder.file("val.txt") +
                           " --set train.eval_every=6 --set train.eval_batches=100 --set train.steps=12"));
   const std::string loss = eval_loss(run, text);
   CHECK(loss != eval_loss(base, text));
@@ -155,6 +159,20 @@ TEST_CASE("lora: eval, generate and export take a run's adapters merged into the
             .standard_output == run_triad("generate --device cpu --checkpoint " + folder.file("merged") +
                                           " --prompt 1 --tokens 8 --temperature 0")
                                     .standard_output);
+  const Weights own = tensors(run + kWeights), frozen = tensors(base + kWeights);
+  for (const auto& [name, values] : tensors(folder.file("merged") + kWeights)) {
+    INFO(name);
+    const bool trained = own.contains(name), adapted = !trained && own.contains(lora_name(name, 'A'));
+    std::vector<float> expected = trained ? own.at(name) : frozen.at(name);
+    if (adapted) {
+      const std::vector<float>&a = own.at(lora_name(name, 'A')), &b = own.at(lora_name(name, 'B'));
+      const size_t rank = 4, width = a.size() / rank;
+      for (size_t i = 0; i < values.size(); ++i)
+        for (size_t k = 0; k < rank; ++k) expected[i] += 2 * b[i / width * rank + k] * a[k * width + i % width];
+    }
+    for (size_t i = 0; i < values.size(); ++i)
+      if (std::abs(values[i] - expected[i]) > (adapted ? 1e-6f : 0.0f)) FAIL(i << ": " << values[i]);
+  }
   // A merged checkpoint is a base, and adapters alone are none.
   run_triad(lora_args(folder.file("again"), folder.file("merged")));
   const Outcome nested = run_program(lora_args(folder.file("nested"), run));
@@ -214,7 +232,7 @@ TEST_CASE("lora: what is refused", "[lora]") {
   const auto adapter_config = [&](const std::string& json) { write_text(peft + "/adapter_config.json", json); };
   adapter_config(R"({"peft_type": "LORA", "r": 8, "lora_alpha": 8})");
   const Refusal refusals[] = {
-      {"--set train.lora.rank=0", 2, {"train.lora.rank is 0", "at least 1"}},
+      {"--set train.lora.rank=0", 2, {"train.lora.rank is 0", "in [1, 65536]"}},
       {"--set train.lora.rank=-2", 2, {"train.lora.rank is -2"}},
       {"--set train.lora.rank=1.5", 2, {"train.lora.rank is 1.5"}},
       {"--set train.lora.rank=17", 2, {"train.lora.rank is 17", "blocks.0.attn.k_cmp_proj.weight", "at most 16"}},

@@ -245,6 +245,7 @@ TEST_CASE("lora: what is refused", "[lora]") {
       {"--set 'train.lora={\"alpha\":2}'", 2, {"train.lora", "lacks train.lora.rank"}},
       {"--set train.lora=16", 2, {"train.lora is 16: an object is allowed"}},
       {"--set train.optimizer=muon", 2, {"train.lora is set: train.optimizer must be adamw", "muon"}},
+      {"--set 'log.samples=[\"Once\"]'", 2, {"log.samples holds \"Once\"", "with train.lora"}},
       {"--set runtime.matmul_dtype=fp8", 2, {"train.lora is set: runtime.matmul_dtype must be bf16"}},
       {"--set train.init_from=\"\"", 2, {"train.lora is set, but train.init_from", "is empty"}},
       {"--set model.dim=64", 1, {"embed.weight"}},

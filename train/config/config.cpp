@@ -99,6 +99,10 @@ void resolve_lora(Config& c) {
     fail_usage("train.lora is set: runtime.matmul_dtype must be bf16, and that is fp8");
   if (c.train.optimizer == OptimizerKind::muon)
     fail_usage("train.lora is set: train.optimizer must be adamw for its thin matrices, and that is muon");
+  if (!c.log.samples.empty())
+    fail_usage(
+        "log.samples holds \"{}\": with train.lora the run writes no samples; triad generate does, from a checkpoint",
+        shortened(c.log.samples.front()));
 }
 
 }  // namespace

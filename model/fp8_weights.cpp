@@ -74,11 +74,16 @@ Fp8Weights::Fp8Weights(Context& ctx, Arena& arena, const ModelTensors<ConstTenso
   });
 }
 
-void Fp8Weights::cast(Context& ctx, int64_t layer, const LayerTensors<ConstTensor>& weights) const {
+void Fp8Weights::cast(Context& ctx, int64_t layer, const LayerTensors<ConstTensor>& weights,
+                      const Tensor& counts) const {
   const LayerFp8* const casts = of(layer);
   if (casts == nullptr) return;
   for_each_cast(weights, *casts, [&](const ConstTensor& weight, const Fp8Weight& cast) {
-    if (!cast.empty()) cast_weight_e4m3(ctx, cast.rows, cast.columns, weight);
+    if (cast.empty()) return;
+    cast_weight_e4m3(ctx, cast.rows, cast.columns, weight);
+    if (counts.empty()) return;
+    count_e4m3(ctx, counts[Fp8Role::weight_rows], cast.rows);
+    count_e4m3(ctx, counts[Fp8Role::weight_columns], cast.columns);
   });
 }
 

@@ -7,6 +7,27 @@
 
 namespace triad {
 
+// What is cast to e4m3, over all layers: each linear layer's input x and its result's gradient dy, and the weights by
+// row and by column.
+struct Fp8Role {
+  enum : int64_t {
+    qkv_x,
+    qkv_dy,
+    out_proj_x,
+    out_proj_dy,
+    mlp_in_x,
+    mlp_in_dy,
+    mlp_out_x,
+    mlp_out_dy,
+    weight_rows,
+    weight_columns,
+    count
+  };
+};
+inline constexpr const char* kFp8RoleNames[Fp8Role::count] = {
+    "qkv_x",     "qkv_dy",    "out_proj_x", "out_proj_dy", "mlp_in_x",
+    "mlp_in_dy", "mlp_out_x", "mlp_out_dy", "weight_rows", "weight_columns"};
+
 // A layer's casts. A weight that does not fit fp8 products has an empty one.
 struct LayerFp8 {
   Fp8Weight qkv, out_proj, mlp_in, mlp_out;
@@ -26,8 +47,9 @@ class Fp8Weights {
   }
   // Whether casts last only until another layer's.
   bool in_turn() const { return in_turn_; }
-  // Casts a layer's weights; does nothing if the layer does not multiply in fp8.
-  void cast(Context&, int64_t layer, const LayerTensors<ConstTensor>& weights) const;
+  // Casts a layer's weights; does nothing if the layer does not multiply in fp8. counts [Fp8Role::count,
+  // E4m3Counts::count] f64: count_e4m3() of the weights, added to; absent: they are not counted.
+  void cast(Context&, int64_t layer, const LayerTensors<ConstTensor>& weights, const Tensor& counts = {}) const;
 
  private:
   std::vector<bool> used_;

@@ -27,13 +27,21 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
-// A linear layer's weight, and its casts if the layer multiplies in fp8, else null.
+// A linear layer's weight, and its casts if the layer multiplies in fp8, else null; where casts of its input and of its
+// result's gradient are counted, absent where they are not.
 struct Linear {
   ConstTensor w;
   const Fp8Weight* fp8;
+  Tensor x_counts = {}, dy_counts = {};
 };
-Linear linear_of(const LayerContext& lc, const ConstTensor& w, Fp8Weight LayerFp8::*casts) {
-  return {w, lc.fp8 == nullptr ? nullptr : &(lc.fp8->*casts)};
+// x_role: the Fp8Role of the input, which the gradient's follows.
+Linear linear_of(const LayerContext& lc, const ConstTensor& w, Fp8Weight LayerFp8::*casts, int64_t x_role) {
+  if (lc.fp8 == nullptr) return {w, nullptr};
+  if (lc.fp8_counts.empty()) return {w, &(lc.fp8->*casts)};
+  return {w, &(lc.fp8->*casts), lc.fp8_counts[x_role], lc.fp8_counts[x_role + 1]};
+}
+void count(Context& ctx, const Tensor& counts, const E4m3Rows& rows) {
+  if (!counts.empty()) count_e4m3(ctx, counts, rows);
 }
 bool takes_fp8(const Linear& linear) { return linear.fp8 != nullptr && !linear.fp8->empty(); }
 // Records a product that should be in fp8, but does not fit.
@@ -41,12 +49,12 @@ void record_if_not_fp8(Context& ctx, const Linear& linear, const ConstTensor& y)
   if (linear.fp8 != nullptr && linear.fp8->empty()) record_not_fp8(ctx, y, linear.w);
 }
 void multiply(Context& ctx, Tensor y, ConstTensor x, const Linear& linear, ConstTensor addend = {}) {
-  if (takes_fp8(linear)) return linear_forward_fp8(ctx, y, x, *linear.fp8, addend);
+  if (takes_fp8(linear)) return linear_forward_fp8(ctx, y, x, *linear.fp8, addend, linear.x_counts);
   record_if_not_fp8(ctx, linear, y);
   linear_forward(ctx, y, x, linear.w, addend);
 }
 void multiply_back(Context& ctx, Tensor dx, ConstTensor dy, const Linear& linear) {
-  if (takes_fp8(linear)) return linear_backward_input_fp8(ctx, dx, dy, *linear.fp8);
+  if (takes_fp8(linear)) return linear_backward_input_fp8(ctx, dx, dy, *linear.fp8, linear.dy_counts);
   record_if_not_fp8(ctx, linear, dx);
   linear_backward_input(ctx, dx, dy, linear.w);
 }
@@ -56,12 +64,19 @@ void multiply_normed(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
   Scratch::Scope scope(ctx.scratch);
   const E4m3Rows h = alloc_e4m3_rows(scope, x.size(0), x.size(1));
   rmsnorm_forward_e4m3(ctx, h, rrms, x, norm, eps);
+  count(ctx, linear.x_counts, h);
   matmul_fp8(ctx, y, h, linear.fp8->rows, Fp8Sums::fast, addend);
 }
-Linear qkv_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.qkv, &LayerFp8::qkv); }
-Linear out_proj_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.out_proj, &LayerFp8::out_proj); }
-Linear mlp_in_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_in, &LayerFp8::mlp_in); }
-Linear mlp_out_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_out, &LayerFp8::mlp_out); }
+Linear qkv_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.qkv, &LayerFp8::qkv, Fp8Role::qkv_x); }
+Linear out_proj_of(const LayerContext& lc, const Weights& w) {
+  return linear_of(lc, w.out_proj, &LayerFp8::out_proj, Fp8Role::out_proj_x);
+}
+Linear mlp_in_of(const LayerContext& lc, const Weights& w) {
+  return linear_of(lc, w.mlp_in, &LayerFp8::mlp_in, Fp8Role::mlp_in_x);
+}
+Linear mlp_out_of(const LayerContext& lc, const Weights& w) {
+  return linear_of(lc, w.mlp_out, &LayerFp8::mlp_out, Fp8Role::mlp_out_x);
+}
 
 // The adapters of a layer's linear layer; `pieces` is empty if it has none.
 struct Adapters {
@@ -209,10 +224,12 @@ void norm_linear_backward(Context& ctx, const LayerContext& lc, Tensor dx, Tenso
                           const E4m3Rows& dy_rows = {}, Tensor index_dw = {}, ConstTensor index_dy = {}) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
-  if (dy_rows.empty())
+  if (dy_rows.empty()) {
     multiply_back(ctx, h, dy, linear);
-  else
+  } else {
+    count(ctx, linear.dy_counts, dy_rows);
     matmul_fp8(ctx, h, dy_rows, linear.fp8->columns, Fp8Sums::accurate);
+  }
   const Tensor du = adapt_back(ctx, scope, h, dy, adapters);
   const bool reads_h = !dw.empty() || !index_dw.empty() || !du.empty();
   rmsnorm_backward(ctx, dx, grad_or_unused(scope, dnorm, norm), h, x, norm, rrms, dx, reads_h ? h : Tensor{});
@@ -334,6 +351,7 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
       silu_forward_e4m3(ctx, act, a.mlp_pre);
     else
       swiglu_forward_e4m3(ctx, act, gate, up);
+    count(ctx, out.x_counts, act);
     matmul_fp8(ctx, x_out, act, out.fp8->rows, Fp8Sums::fast, a.x_mid);
   } else {
     const Tensor act = alloc_act(lc, a, scope);
@@ -399,20 +417,21 @@ void layer_forward(Context& ctx, const LayerContext& lc, const Weights& weights,
 void layer_replay(Context& ctx, const LayerContext& lc, const Weights& weights, LayerActivations& a,
                   const RecomputePlan& plan) {
   const auto replays = [&](LayerPart part) { return plan.replays(lc.layer, part); };
-  LayerContext with_lists = lc;
-  with_lists.keep_block_index = true, with_lists.teaches_index = false;  // lists and the index's lse are kept
+  LayerContext again = lc;
+  again.keep_block_index = true, again.teaches_index = false;  // lists and the index's lse are kept
+  again.fp8_counts = {};                                       // forward has counted
   Scratch::Scope scope(ctx.scratch);
   if (replays(LayerPart::attention)) {
     Scratch::Scope inner(ctx.scratch);
-    const Tensor out = attention_in(ctx, with_lists, weights, a, inner);
-    if (replays(LayerPart::out_proj)) project_out(ctx, lc, weights, a, out);
+    const Tensor out = attention_in(ctx, again, weights, a, inner);
+    if (replays(LayerPart::out_proj)) project_out(ctx, again, weights, a, out);
   } else if (replays(LayerPart::qk) && lc.config.qk_norm) {
     norm_and_rotate(ctx, lc, weights, a);
   }
   // The activation's output is computed too, although backward computes it again: only the fused kernel that forward
   // used gives the same mlp_pre bits.
   if (replays(LayerPart::mlp_in))
-    mlp_in(ctx, lc, weights, a, takes_fp8(mlp_in_of(lc, weights)) ? Tensor{} : alloc_act(lc, a, scope));
+    mlp_in(ctx, again, weights, a, takes_fp8(mlp_in_of(lc, weights)) ? Tensor{} : alloc_act(lc, a, scope));
 }
 
 void layer_backward(Context& ctx, const LayerContext& lc, const Weights& weights, const Grads& grads,

@@ -36,6 +36,7 @@ struct LayerContext {
   Asserts* asserts = nullptr;       // checks each op's output; may be null
   int64_t layer = -1;               // layer index; -1: outside the layers
   const LayerFp8* fp8 = nullptr;    // the weights in e4m3, with which the layer multiplies; null: in the compute dtype
+  Tensor fp8_counts = {};           // [Fp8Role::count, E4m3Counts::count] f64, what casts add to; absent: not counted
   const LoraLayer* lora = nullptr;  // null: no linear layer has adapters
   LayerStats* stats = nullptr;      // receives gates and lists in forward, not in a recomputation; may be null
 

@@ -110,6 +110,7 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .asserts = asserts_,
           .layer = layer,
           .fp8 = fp8_.of(layer),
+          .fp8_counts = fp8_counts_,
           .lora = lora_.empty() || layer < 0 ? nullptr : &lora_[static_cast<size_t>(layer)]};
 }
 
@@ -134,7 +135,7 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
     ctx.routes.set_layer(i);
     report_stage(ctx, Stage::forward, i);
     need(gate, ctx, {i});
-    if (fp8_.in_turn() || !keep_fp8_weights_) fp8_.cast(ctx, i, w_.layers[i]);
+    if (fp8_.in_turn() || !keep_fp8_weights_) fp8_.cast(ctx, i, w_.layers[i], fp8_counts_);
     LayerContext lc = layer_context(act, i);
     lc.stats = stats;
     layer_forward(ctx, lc, w_.layers[i], act.layer(i), act.x(i + 1));

@@ -66,6 +66,9 @@ class Model {
   // true: forward uses the e4m3 weights of the forward before, because the weights have not changed since. By default
   // every forward casts them.
   void keep_fp8_weights(bool keep) { keep_fp8_weights_ = keep; }
+  // In every later pass, counts what casts to e4m3 lose, in their first forward and backward: counts [Fp8Role::count,
+  // E4m3Counts::count] f64 are added to. An absent tensor ends it.
+  void count_fp8(Tensor counts) { fp8_counts_ = counts; }
   // In every later pass, checks tokens, selection lists, and that all values are finite. null ends the checks.
   void watch(Asserts* asserts) { asserts_ = asserts; }
 
@@ -105,6 +108,7 @@ class Model {
   std::map<int64_t, std::pair<Tensor, Tensor>> index_rope_;  // the same by d_index, for the layers with an index
   Tensor index_loss_;                                        // see index_loss()
   Fp8Weights fp8_;
+  Tensor fp8_counts_;  // see count_fp8()
   bool keep_block_index_ = false, dense_ = false, keep_fp8_weights_ = false;
   Asserts* asserts_ = nullptr;
 };

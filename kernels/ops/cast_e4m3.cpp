@@ -83,4 +83,28 @@ void cast_weight_e4m3(Context& ctx, const E4m3Rows& rows, const E4m3Rows& column
   });
 }
 
+void count_e4m3(Context& ctx, Tensor counts, const E4m3Rows& rows) {
+  const OpScope op_scope(ctx, "count_e4m3");
+  TRIAD_CHECK(rows.q.rank == 2 && rows.q.size(1) % kE4m3Multiple == 0,
+              "count_e4m3: {} has no columns in a multiple of {}", rows.q.str(), kE4m3Multiple);
+  const int64_t N = rows.q.size(0), K = rows.q.size(1);
+  check_rows("count_e4m3", rows, N, K);
+  check_tensor("count_e4m3: counts", counts, {E4m3Counts::count}, DType::f64);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::count_e4m3(ctx, counts, rows);
+  }
+  parallel_for(ctx, 1, [&](int64_t) {
+    for (int64_t i = 0; i < N; i += kE4m3CountedRows) {
+      const uint8_t* const q = rows.q.ptr<uint8_t>() + i * K;
+      const auto zeros = std::count_if(q, q + K, [](uint8_t x) { return (x & 0x7fu) == 0; });
+      if (zeros == K) continue;
+      double* const sums = counts.ptr<double>();
+      sums[E4m3Counts::values] += static_cast<double>(K);
+      sums[E4m3Counts::zeros] += static_cast<double>(zeros);
+      sums[E4m3Counts::nans] +=
+          static_cast<double>(std::count_if(q, q + K, [](uint8_t x) { return (x & 0x7fu) == kE4m3Nan; }));
+    }
+  });
+}
+
 }  // namespace triad

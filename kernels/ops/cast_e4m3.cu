@@ -7,6 +7,9 @@
 // cast_weight needs the largest element of every row and every column before the first byte: one kernel finds them, by
 // atomic maxima of the floats' bits (which no order changes), a second one casts tiles of 64x64 and transposes them in
 // shared memory. 2 + 2 bytes read and 2 written an element.
+//
+// count_e4m3 reads one row in 16, a warp each. The sums are whole numbers below 2^53, which no order of the atomic
+// additions changes.
 #include <algorithm>
 
 #include "kernels/common/block_order.cuh"
@@ -126,7 +129,35 @@ __global__ void __launch_bounds__(256)
     *reinterpret_cast<uint4*>(columns.q + int64_t{column} * M + row) = *reinterpret_cast<const uint4*>(&tile[c][r]);
 }
 
+constexpr int kCountWarps = 8;
+__global__ void __launch_bounds__(32 * kCountWarps)
+    count_e4m3_kernel(double* __restrict__ counts, const uint8_t* __restrict__ q, int64_t N, int K) {
+  const int64_t row = (int64_t{blockIdx.x} * kCountWarps + threadIdx.x / 32) * kE4m3CountedRows;
+  if (row >= N) return;
+  const uint4* const from = reinterpret_cast<const uint4*>(q + row * K);
+  unsigned zeros = 0, nans = 0;
+  for (int i = threadIdx.x % 32; i < K / 16; i += 32) {
+    const uint4 vector = from[i];
+    for (const uint32_t word : {vector.x, vector.y, vector.z, vector.w}) {
+      const uint32_t sizes = word & 0x7f7f7f7fu;
+      zeros += __popc(__vcmpeq4(sizes, 0)) / 8;
+      nans += __popc(__vcmpeq4(sizes, 0x7f7f7f7fu)) / 8;
+    }
+  }
+  zeros = __reduce_add_sync(kFullWarp, zeros), nans = __reduce_add_sync(kFullWarp, nans);
+  if (threadIdx.x % 32 != 0 || zeros == static_cast<unsigned>(K)) return;
+  atomicAdd(counts + E4m3Counts::values, static_cast<double>(K));
+  if (zeros > 0) atomicAdd(counts + E4m3Counts::zeros, static_cast<double>(zeros));
+  if (nans > 0) atomicAdd(counts + E4m3Counts::nans, static_cast<double>(nans));
+}
+
 }  // namespace
+
+void count_e4m3(Context& ctx, const Tensor& counts, const E4m3Rows& rows) {
+  const int64_t N = rows.q.size(0);
+  launch(ctx, "count_e4m3", count_e4m3_kernel, dim3(ceil_div(ceil_div(N, kE4m3CountedRows), int64_t{kCountWarps})),
+         dim3(32 * kCountWarps), 0, counts.ptr<double>(), rows.q.ptr<uint8_t>(), N, static_cast<int>(rows.q.size(1)));
+}
 
 void cast_rows_e4m3(Context& ctx, const E4m3Rows& rows, const ConstTensor& x) {
   constexpr int64_t kMostThreads = 512;

@@ -23,6 +23,15 @@ void cast_rows_e4m3(Context&, const E4m3Rows& rows, ConstTensor x);
 // The same for w [M,K] by row, and for its transpose, whose rows are w's columns: columns.q [K,M], columns.scale [K].
 // M and K are multiples of 16.
 void cast_weight_e4m3(Context&, const E4m3Rows& rows, const E4m3Rows& columns, ConstTensor w);
+// What a cast loses: how many values are counted, how many of them are 0 and how many NaN. A row's scale fits its
+// largest value, so that none is above 448: NaN are the rows that hold an infinity or a NaN.
+struct E4m3Counts {
+  enum : int64_t { values, zeros, nans, count };
+};
+inline constexpr int64_t kE4m3CountedRows = 16;  // one row in so many is counted
+// counts [E4m3Counts::count] f64, added to  <-  rows 0, 16, 32, ... of a matrix whose columns are a multiple of 16.
+// Rows of zeros are left out, since their zeros are exact.
+void count_e4m3(Context&, Tensor counts, const E4m3Rows& rows);
 // Allocates a matrix [N,K] in the scope.
 E4m3Rows alloc_e4m3_rows(Scratch::Scope& scope, int64_t N, int64_t K);
 
@@ -76,5 +85,6 @@ constexpr float from_e4m3(uint8_t byte) {
 namespace cuda {
 void cast_rows_e4m3(Context&, const E4m3Rows& rows, const ConstTensor& x);
 void cast_weight_e4m3(Context&, const E4m3Rows& rows, const E4m3Rows& columns, const ConstTensor& w);
+void count_e4m3(Context&, const Tensor& counts, const E4m3Rows& rows);
 }  // namespace cuda
 }  // namespace triad

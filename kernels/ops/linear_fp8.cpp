@@ -31,9 +31,10 @@ Tensor decoded(Context& ctx, Scratch::Scope& scope, const E4m3Rows& rows, DType 
   return values;
 }
 
-E4m3Rows cast_to_scratch(Context& ctx, Scratch::Scope& scope, const ConstTensor& x) {
+E4m3Rows cast_to_scratch(Context& ctx, Scratch::Scope& scope, const ConstTensor& x, const Tensor& counts) {
   const E4m3Rows rows = alloc_e4m3_rows(scope, x.size(0), x.size(1));
   cast_rows_e4m3(ctx, rows, x);
+  if (!counts.empty()) count_e4m3(ctx, counts, rows);
   return rows;
 }
 
@@ -72,14 +73,14 @@ void record_not_fp8(Context& ctx, const ConstTensor& y, const ConstTensor& w) {
   ctx.routes.record("matmul_fp8", name_of(y.dtype), "rows or columns of the weight are no multiple of 16");
 }
 
-void linear_forward_fp8(Context& ctx, Tensor y, ConstTensor x, const Fp8Weight& w, ConstTensor addend) {
+void linear_forward_fp8(Context& ctx, Tensor y, ConstTensor x, const Fp8Weight& w, ConstTensor addend, Tensor counts) {
   Scratch::Scope scope(ctx.scratch);
-  matmul_fp8(ctx, y, cast_to_scratch(ctx, scope, x), w.rows, Fp8Sums::fast, addend);
+  matmul_fp8(ctx, y, cast_to_scratch(ctx, scope, x, counts), w.rows, Fp8Sums::fast, addend);
 }
 
-void linear_backward_input_fp8(Context& ctx, Tensor dx, ConstTensor dy, const Fp8Weight& w) {
+void linear_backward_input_fp8(Context& ctx, Tensor dx, ConstTensor dy, const Fp8Weight& w, Tensor counts) {
   Scratch::Scope scope(ctx.scratch);
-  matmul_fp8(ctx, dx, cast_to_scratch(ctx, scope, dy), w.columns, Fp8Sums::accurate);
+  matmul_fp8(ctx, dx, cast_to_scratch(ctx, scope, dy, counts), w.columns, Fp8Sums::accurate);
 }
 
 std::string why_no_fp8(const Context& ctx) {

@@ -25,10 +25,12 @@ bool fits_fp8(const ConstTensor& w);
 // Records a product with w that is in T because w does not fit, as a fallback.
 void record_not_fp8(Context&, const ConstTensor& y, const ConstTensor& w);
 
-// y [N,out] T overwritten  <-  x [N,in] T; addend [N,out] as in matmul_fp8().
-void linear_forward_fp8(Context&, Tensor y, ConstTensor x, const Fp8Weight& w, ConstTensor addend = {});
-// dx [N,in] T overwritten  <-  dy [N,out] T.
-void linear_backward_input_fp8(Context&, Tensor dx, ConstTensor dy, const Fp8Weight& w);
+// y [N,out] T overwritten  <-  x [N,in] T; addend [N,out] as in matmul_fp8(). counts: count_e4m3() of x's rows, added
+// to; absent: they are not counted.
+void linear_forward_fp8(Context&, Tensor y, ConstTensor x, const Fp8Weight& w, ConstTensor addend = {},
+                        Tensor counts = {});
+// dx [N,in] T overwritten  <-  dy [N,out] T. counts: the same of dy's rows.
+void linear_backward_input_fp8(Context&, Tensor dx, ConstTensor dy, const Fp8Weight& w, Tensor counts = {});
 
 // The compute capability of cards whose cuBLASLt multiplies e4m3 with a scale for each row: Hopper's.
 inline constexpr int kFp8Capability = 90;

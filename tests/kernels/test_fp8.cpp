@@ -127,6 +127,39 @@ std::vector<double> product(int64_t M, int64_t N, int64_t K, auto&& a, auto&& b)
   return d;
 }
 
+// What count_e4m3() adds to {1, 2, 3} for these rows, cast on a device.
+std::vector<double> counted(Device device, const Floats& x, int64_t N, int64_t K) {
+  Lab lab(device);
+  const E4m3Rows rows = alloc_rows(lab, N, K);
+  cast_rows_e4m3(lab.ctx(), rows, lab.from(x, DType::bf16).view({N, K}));
+  const Tensor counts = lab.doubles({1, 2, 3});
+  count_e4m3(lab.ctx(), counts, rows);
+  return lab.values<double>(counts);
+}
+
+void check_counts(Device device) {
+  for (const auto& [N, K] : {std::pair{int64_t{400}, int64_t{48}}, {1, 16}, {17, 4112}}) {
+    INFO(N << " rows of " << K);
+    Floats x = rows_of_every_kind(N, K, 11);
+    for (int64_t i = 0; i < N; i += 16) {  // another kind in each row that counts
+      std::copy_n(x.begin() + i / 16 % std::min<int64_t>(N, 8) * K, K, x.begin() + i * K);
+      if (i % 64 == 0) x[static_cast<size_t>(i * K + 3)] = 1e-30f;  // becomes 0
+    }
+    const HostRows rows = cast_rows(Device::cpu(), DType::bf16, x, N, K);
+    std::vector<double> expected = {1, 2, 3};
+    for (int64_t i = 0; i < N; i += 16) {
+      const auto row = rows.q.begin() + i * K;
+      const auto zeros = std::count_if(row, row + K, [](uint8_t q) { return from_e4m3(q) == 0; });
+      if (zeros == K) continue;
+      expected[0] += static_cast<double>(K), expected[1] += static_cast<double>(zeros);
+      expected[2] +=
+          static_cast<double>(std::count_if(row, row + K, [](uint8_t q) { return std::isnan(from_e4m3(q)); }));
+    }
+    CHECK(counted(device, x, N, K) == expected);
+    if (N == 400) CHECK((expected[0] < 1 + 25 * K && expected[1] > 2 && expected[2] > 3));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("fp8: a value becomes the nearest e4m3, ties the even one, and what is above 448 becomes 448", "[fp8]") {
@@ -150,6 +183,14 @@ TEST_CASE("fp8: a value becomes the nearest e4m3, ties the even one, and what is
   CHECK(to_e4m3(-1e30f) == 0xfe);
   CHECK(to_e4m3(1e-40f) == 0);
   CHECK(to_e4m3(kNan) == kE4m3Nan);
+}
+
+TEST_CASE("fp8: values, zeros and NaN are counted in every 16th row, without rows of zeros", "[fp8]") {
+  check_counts(Device::cpu());
+}
+TEST_CASE("fp8: the same values are counted on the GPU", "[fp8][gpu]") {
+  if (!require_gpu()) return;
+  check_counts(Device::cuda());
 }
 
 TEST_CASE("fp8: a row's scale is the smallest power of two for which its values fit", "[fp8]") {

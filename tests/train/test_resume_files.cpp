@@ -110,12 +110,14 @@ TEST_CASE("resume: every file that grows step by step has each step once", "[tra
 TEST_CASE("resume: tables that the resumed run does not write are cut, too", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
+  const std::string fp8 = "--set runtime.matmul_dtype=fp8 ";
   run(out, 1,
-      "--set train.steps=8 --set train.save_every=5 --set train.eval_every=1 --set "
-      "'runtime.kernels={\"sel\":\"fused\"}' "
-      "--set 'log.diagnostics=[\"ledger\"]'");
-  const std::vector<std::string> names = {"training.csv",    "val.csv",   "fallback_counters.csv",
-                                          "grad_ledger.csv", "gates.csv", "k_stats.csv"};
+      fp8 +
+          "--set train.steps=8 --set train.save_every=5 --set train.eval_every=1 --set "
+          "'runtime.kernels={\"sel\":\"fused\"}' "
+          "--set 'log.diagnostics=[\"ledger\"]'");
+  const std::vector<std::string> names = {
+      "training.csv", "val.csv", "fallback_counters.csv", "grad_ledger.csv", "gates.csv", "k_stats.csv", "fp8.csv"};
   const auto check = [&](int last) {
     for (const std::string& name : names) {
       INFO(name);
@@ -125,7 +127,7 @@ TEST_CASE("resume: tables that the resumed run does not write are cut, too", "[t
   };
   check(8);
   run(out, 1,
-      "--set log.csv=false --set log.stats=false --set train.steps=6 --overwrite --resume " + out +
+      fp8 + "--set log.csv=false --set log.stats=false --set train.steps=6 --overwrite --resume " + out +
           "/checkpoints/step_5");
   check(5);
 }

@@ -78,6 +78,7 @@ const std::vector<Known>& known_files() {
       {std::regex("gates\\.csv"), true, {"step,layer,entropy_mean"}},
       {std::regex("index\\.csv"), true, {"step,layer,index_loss"}},
       {std::regex("index_recall\\.csv"), true, {"step,layer,distance"}},
+      {std::regex("fp8\\.csv"), true, {"step,role,flushed"}},
       {std::regex("fallback_counters\\.csv"), true, {"step,layer,branch"}},
       {std::regex("grad_ledger\\.csv"), true, {"step,parameter,norm"}},
       {std::regex("positions\\.csv"), true, {"from,to,positions,loss"}},

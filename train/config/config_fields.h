@@ -289,8 +289,8 @@ void visit(LogConfig& c, V&& v) {
     Rule{});
   v("sample_tokens", c.sample_tokens, "most tokens of such a continuation", at_least(1).up_to(1 << 20));
   v("stats", c.stats,
-    "statistics of gates, selection lists and a taught index by layer: gates.csv, k_stats.csv, index.csv, heartbeats, "
-    "TensorBoard",
+    "statistics of gates, selection lists and a taught index by layer, and of casts to fp8: gates.csv, k_stats.csv, "
+    "index.csv, fp8.csv, heartbeats, TensorBoard",
     Rule{});
   v("hang_s", c.hang_s, "seconds without progress after which a rank counts as hung", above(0).up_to(1 << 20));
   v("slow_s", c.slow_s, "a step counts as slow if it takes at least this many seconds", above(0).up_to(1 << 20));

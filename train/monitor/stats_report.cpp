@@ -2,6 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "model/fp8_weights.h"
+
 namespace triad {
 
 namespace {
@@ -41,6 +47,8 @@ StatsReport::StatsReport(const Config& config, const RunFolder& folder, bool fir
         resume_step);
   lists_csv_ =
       std::make_unique<CsvFile>(folder.file("k_stats.csv"), "step,layer,k_mean,k_max,rows,pct_at_max", resume_step);
+  if (config.runtime.matmul_dtype == MatmulDType::fp8)
+    fp8_csv_ = std::make_unique<CsvFile>(folder.file("fp8.csv"), "step,role,flushed,saturated", resume_step);
 }
 
 Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter* board) {
@@ -59,7 +67,7 @@ Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, TensorBoa
                       .collapse_frac = s.gate_mean(F::collapsed),
                       .dead_frac = s.mean(F::dead)});
   }
-  if (step % config_.log.every == 0 || step == config_.train.steps) rows(step, layers, board);
+  if (has_row(step)) rows(step, layers, board);
   Json json = {{"sel_k_mean", all.mean(F::tokens)},
                {"sel_k_max", static_cast<int64_t>(all.at[F::tokens_max])},
                {"sel_rows", static_cast<int64_t>(all.at[F::rows])},
@@ -77,6 +85,24 @@ Json StatsReport::step(int64_t step, std::span<const NsaStats> layers, TensorBoa
                       {gated.gate_mean(F::share), gated.gate_mean(F::share + 1), gated.gate_mean(F::share + 2)}}};
   with_gates.update(json);
   return with_gates;
+}
+
+Json StatsReport::fp8(int64_t step, std::span<const double> counts, TensorBoardWriter* board) {
+  if (counts.empty()) return Json::object();
+  Json flushed = Json::object(), saturated = Json::object();
+  std::vector<Scalar> scalars;
+  for (size_t role = 0; role < Fp8Role::count; ++role) {
+    const std::span<const double> its = counts.subspan(role * E4m3Counts::count, E4m3Counts::count);
+    const double values = std::max(1.0, its[E4m3Counts::values]), zeros = its[E4m3Counts::zeros] / values,
+                 nans = its[E4m3Counts::nans] / values;
+    const std::string name = kFp8RoleNames[role];
+    flushed[name] = zeros, saturated[name] = nans;
+    if (!has_row(step)) continue;
+    if (fp8_csv_) fp8_csv_->row(fmt::format("{},{},{:.3e},{:.3e}", step, name, zeros, nans));
+    scalars.push_back({"watch_fp8/flushed/" + name, zeros});
+  }
+  if (board != nullptr && !scalars.empty()) board->file().add(step, scalars);
+  return {{"fp8_flushed", std::move(flushed)}, {"fp8_saturated", std::move(saturated)}};
 }
 
 void StatsReport::rows(int64_t step, std::span<const NsaStats> layers, TensorBoardWriter* board) {

@@ -177,7 +177,7 @@ std::string RunFolder::rewind(int64_t step) const {
     if (is_own_run_file(path_, name)) fs::remove(file(name));
   // Rewinds every table that a run may have written: this run may write fewer than the earlier one did.
   for (const char* name : {"training.csv", "val.csv", "k_stats.csv", "gates.csv", "index.csv", "index_recall.csv",
-                           "fallback_counters.csv", "grad_ledger.csv"})
+                           "fp8.csv", "fallback_counters.csv", "grad_ledger.csv"})
     cut_csv(file(name), step);
   for (const char* name : {kSamplesFile, kEvaluationsFile}) cut_jsonl(file(name), step);
   return aside;

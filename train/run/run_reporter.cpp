@@ -202,6 +202,7 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   if (result.targets > 0) last_loss_ = result.loss;
   Json more = grad_report_.step(step, updates_, result, telemetry_);
   more.update(stats_report_.step(step, result.stats, telemetry_.board()));
+  more.update(stats_report_.fp8(step, result.fp8_counts, telemetry_.board()));
   index_report_.step(step, result.index_losses, telemetry_.board());
   if (config_.model.has_index()) {
     more.update(index_of_step(result));

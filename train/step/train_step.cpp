@@ -21,14 +21,21 @@ namespace {
 // [1] f64: one of a rank's numbers (RankNumbers).
 Tensor own_number(const Tensor& ranks, int64_t rank, int64_t which) { return ranks[rank].slice(0, which, which + 1); }
 
-// Per rank, behind RankNumbers in a ranks_ row: statistics of gates and selection lists, and losses of the index.
+// Per rank, behind RankNumbers in a ranks_ row: statistics of gates and selection lists, losses of the index, and
+// counts of e4m3 casts.
 int64_t stats_numbers(const Config& config) {
   return config.log.stats && config.model.has_lists() ? config.model.n_layers * NsaStats::count : 0;
 }
 int64_t index_numbers(const Config& config) {
   return config.log.stats && config.model.has_index() ? config.model.n_layers : 0;
 }
-int64_t layer_numbers(const Config& config) { return stats_numbers(config) + index_numbers(config); }
+int64_t fp8_numbers(const Config& config) {
+  const bool any = std::ranges::find(config.fp8_layers, true) != config.fp8_layers.end();
+  return config.log.stats && any ? int64_t{Fp8Role::count} * E4m3Counts::count : 0;
+}
+int64_t layer_numbers(const Config& config) {
+  return stats_numbers(config) + index_numbers(config) + fp8_numbers(config);
+}
 
 // With shards, each rank checks only its own sums: the smallest bad tensor's index over all ranks, -1 if none.
 int64_t first_bad_of_all(Comm& comm, int64_t bad) {
@@ -81,6 +88,9 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
       optimizer_(ctx_, runtime.arena(), model_.params(), config, sharded() ? reducer_.get() : nullptr,
                  world_ == 1 ? nullptr : &reducer_->queue()),
       stats_(make_stats()),
+      fp8_counts_(fp8_numbers(config) == 0 ? Tensor{}
+                                           : runtime.arena().alloc(MemTag::workspace, "counts of fp8 casts", DType::f64,
+                                                                   {Fp8Role::count, E4m3Counts::count})),
       index_sample_(make_index_sample()),
       ledger_(ctx_, runtime.arena(), model_.params(), sums(), grad_parts()),
       trace_(ctx_),
@@ -230,18 +240,18 @@ std::vector<NsaStats> TrainStep::read_stats(const std::byte* copied) const {
   return layers;
 }
 
-// Each layer's loss, summed over the ranks in their order.
-std::vector<double> TrainStep::read_index_losses(const std::byte* copied) const {
-  std::vector<double> losses(static_cast<size_t>(index_numbers(config_)));
+// Those of the layer numbers, each summed over the ranks in their order.
+std::vector<double> TrainStep::read_sums(const std::byte* copied, int64_t first, int64_t count) const {
+  std::vector<double> sums(static_cast<size_t>(count));
   if (world_ > 1) copied += RankNumbers::count * sizeof(double);
   for (int64_t rank = 0; rank < world_; ++rank)
-    for (size_t i = 0; i < losses.size(); ++i) {
-      double loss = 0;
-      const auto at = static_cast<size_t>(rank * ranks_.stride[0] + stats_numbers(config_)) + i;
-      std::memcpy(&loss, copied + at * sizeof loss, sizeof loss);
-      losses[i] += loss;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      double one = 0;
+      const auto at = static_cast<size_t>(rank * ranks_.stride[0] + first) + i;
+      std::memcpy(&one, copied + at * sizeof one, sizeof one);
+      sums[i] += one;
     }
-  return losses;
+  return sums;
 }
 
 void TrainStep::begin(bool trace, int64_t step) {
@@ -254,6 +264,7 @@ void TrainStep::begin(bool trace, int64_t step) {
   if (comm_ != nullptr) comm_->take_waited_ms();  // resets the counter: waits between steps do not count
   if (asserts_) asserts_->clear(ctx_);
   if (stats_) stats_->clear(ctx_);
+  if (!fp8_counts_.empty()) triad::zero(ctx_, fp8_counts_);
   if (!windows()) triad::zero(ctx_, model_.params().added_grads());
   triad::zero(ctx_, numbers_.slice(0, StepNumbers::loss, StepNumbers::index_loss + 1));
   if (config_.model.has_index()) triad::zero(ctx_, model_.index_loss());
@@ -273,6 +284,7 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   Activations& act = form().act;
   model_.attend_densely(dense_);
   model_.keep_fp8_weights(!first);
+  model_.count_fp8(fp8_counts_);
   model_.forward(ctx_, act, dense_ ? nullptr : stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
   const bool trace = std::exchange(trace_wanted_, false);
@@ -389,6 +401,8 @@ void TrainStep::update(int64_t step, int64_t step_positions, bool stop, bool mea
   if (config_.model.has_index()) sum_pieces(ctx_, number(StepNumbers::index_loss), model_.index_loss());
   if (const int64_t first = stats_numbers(config_), count = index_numbers(config_); count > 0)
     copy(ctx_, layer_numbers_.slice(0, first, first + count), model_.index_loss());
+  if (const int64_t end = layer_numbers(config_), count = fp8_numbers(config_); count > 0)
+    copy(ctx_, layer_numbers_.slice(0, end - count, end), fp8_counts_.view({count}));
   if (world_ > 1)
     sum_over_ranks(stop);
   else if (reducer_)
@@ -432,8 +446,10 @@ TrainStep::Result TrainStep::result() {
   result.stop = numbers[StepNumbers::stop] != 0;
   if (step.measured) result.grads = ledger_.read(reinterpret_cast<const double*>(results_->norms(slot)));
   if (stats_ && !step.dense) result.stats = read_stats(results_->stats(slot));
-  result.index_losses = read_index_losses(results_->stats(slot));
+  result.index_losses = read_sums(results_->stats(slot), stats_numbers(config_), index_numbers(config_));
   for (double& loss : result.index_losses) loss /= static_cast<double>(index_terms);
+  const int64_t fp8_first = layer_numbers(config_) - fp8_numbers(config_);
+  result.fp8_counts = read_sums(results_->stats(slot), fp8_first, fp8_numbers(config_));
   result.trace = trace_.take(slot.index);
   if (bucket_trace_) result.buckets = bucket_trace_->take();
   result.times = results_->times(slot);
@@ -454,6 +470,7 @@ double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int3
   Activations& act = form().act;
   model_.attend_densely(false);
   model_.keep_fp8_weights(false);
+  model_.count_fp8({});
   Model::AfterLayer sample;
   if (!sampled.tokens.empty()) {
     index_sample_->begin(ctx_, sampled.tokens);

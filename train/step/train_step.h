@@ -67,6 +67,8 @@ class TrainStep {
     std::optional<GradNorms> grads;            // if update() was called with measure
     std::vector<BackwardTrace::Op> trace;      // if begin() was called with trace
     std::optional<BucketTrace::Step> buckets;  // present with several ranks and log.diagnostics "buckets"
+    // With log.stats: [Fp8Role::count, E4m3Counts::count], over micro-steps and ranks; empty without fp8.
+    std::vector<double> fp8_counts;
     // With log.stats: by layer, over micro-steps and ranks; dense layers: no rows. Empty for a dense step.
     std::vector<NsaStats> stats;
   };
@@ -152,7 +154,7 @@ class TrainStep {
   std::unique_ptr<IndexSample> make_index_sample();
   Tensor all_layer_numbers() const;  // the tensor that holds layer_numbers_ of all ranks
   std::vector<NsaStats> read_stats(const std::byte* copied) const;
-  std::vector<double> read_index_losses(const std::byte* copied) const;
+  std::vector<double> read_sums(const std::byte* copied, int64_t first, int64_t count) const;
 
   Runtime& runtime_;
   Context& ctx_;
@@ -165,7 +167,7 @@ class TrainStep {
   // [world, RankNumbers::count + n] f64: for each rank its RankNumbers and its n layer_numbers_. Empty if there is one
   // rank.
   Tensor ranks_;
-  // With log.stats: [n] f64, this rank's statistics by layer, then a taught index's losses by layer.
+  // With log.stats: [n] f64, this rank's statistics by layer, a taught index's losses by layer, counts of e4m3 casts.
   Tensor layer_numbers_;
   std::unique_ptr<Comm> alone_;                // a single rank's, with a layer ring and without comm
   std::optional<RankGroups> groups_;           // present with comm_ or alone_
@@ -173,6 +175,7 @@ class TrainStep {
   std::unique_ptr<BucketTrace> bucket_trace_;  // log.diagnostics "buckets"
   Optimizer optimizer_;
   std::unique_ptr<LayerStats> stats_;          // log.stats
+  Tensor fp8_counts_;                          // log.stats: [Fp8Role::count, E4m3Counts::count] f64; absent without fp8
   std::unique_ptr<IndexSample> index_sample_;  // log.stats, in runs with evaluations and without dist.context
   GradLedger ledger_;
   BackwardTrace trace_;

@@ -10,6 +10,8 @@
 #include "io/weight_index.h"
 #include "train/config/load_config.h"
 #include "train/config/schedule.h"
+#include "train/fit/planned_exchanges.h"
+#include "train/fit/step_time.h"
 #include "train/run/initial_state.h"
 #include "train/run/row_documents.h"
 
@@ -89,6 +91,11 @@ double mean_step_flops(const RunSetup& run) {
   return flops_after(run, first) / static_cast<double>(steps);
 }
 
+// The card whose times are estimated; nullopt on the CPU, and on other cards.
+std::optional<Card> card_of(Device device) {
+  return device.is_cuda() ? card_named(backend::info(device).name) : std::nullopt;
+}
+
 // A taught index's numbers in a step, for heartbeats and TensorBoard.
 Json index_of_step(const TrainStep::Result& result) {
   return {{"index_loss", result.index_loss}, {"index_grad_norm", result.index_grad_norm}};
@@ -144,6 +151,7 @@ void RunReporter::stage(const TrainStage& stage) {
 
 void RunReporter::print_start(const std::string& set_aside) {
   setup_.times.ends("folder");
+  estimate();
   phases_of_banner_ = setup_.times.phases().size();
   telemetry_.banner(
       {.parameters = count_parameters(config_.model),
@@ -151,6 +159,7 @@ void RunReporter::print_start(const std::string& set_aside) {
        .data = setup_.data.summary + mixture_.text(last_cursor(config_, setup_.comm->world(), setup_.initial_state.step,
                                                                setup_.initial_state.cursor)),
        .documents = setup_.data.documents,
+       .time = estimate_ ? run_time_text(*estimate_, *card_of(setup_.device), /*in_parts=*/false) : "",
        .start = setup_.times.text(),
        .environment = setup_.request.environment});
   telemetry_.detail("data: " + setup_.data.description);
@@ -167,6 +176,20 @@ void RunReporter::print_start(const std::string& set_aside) {
   if (!changed.empty()) telemetry_.message(fmt::format("changed since: {}", fmt::join(changed, "; ")));
   if (!set_aside.empty()) telemetry_.message("moved what was newer to " + set_aside);
   warn_of_rate();
+}
+
+void RunReporter::estimate() {
+  const std::optional<Card> card = card_of(setup_.device);
+  const int64_t done = setup_.initial_state.step;
+  if (!card || !setup_.first() || done >= config_.train.steps) return;
+  std::vector<DocumentMix> attended;
+  for (const TrainStage& stage : stages_of(config_.train)) attended.push_back(attended_in(setup_.data, stage));
+  const int world = setup_.comm->world();
+  int64_t exchanged = 0;
+  if (config_.dist.context > 1)
+    exchanged = most_bytes(plan_exchanges(in_stage(config_, stages_of(config_.train).back()), setup_.device,
+                                          make_planned_comm(world).get(), setup_.data.most_documents));
+  estimate_ = run_time(config_, *card, world, done, attended, exchanged);
 }
 
 void RunReporter::warn_of_rate() {
@@ -238,6 +261,8 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();
   constexpr int64_t kWarmUpSteps = 5;  // left out of the means if the run has more steps
+  if (settled_ <= 1 || settled_ == kWarmUpSteps) paced_s_ = paced_tokens_ = 0;
+  paced_s_ += settled.step_ms / 1e3, paced_tokens_ += static_cast<double>(setup_.step_tokens(stage));
   if (settled_++ == kWarmUpSteps) comm_ms_ = gather_ms_ = 0, comm_steps_ = 0;
   comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};
@@ -311,6 +336,7 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"peak_mib", telemetry_.peak_mib()},
                   {"start_seconds", setup_.times.seconds()}};
   for (const StartTimes::Phase& phase : setup_.times.phases()) metrics["start_phases"][phase.name] = phase.seconds;
+  if (estimate_) metrics["estimated_tokens_per_s"] = estimate_->tokens_per_s();
   if (mixture_.any()) metrics["mixture"] = mixture_.table(state.cursor);
   if (setup_.data.train.masked()) metrics["steps_without_targets"] = without_targets_;
   if (!setup_.data.document_stats.is_null()) metrics["documents"] = setup_.data.document_stats;
@@ -330,6 +356,8 @@ void RunReporter::done(int64_t step, double seconds) {
         setup_.step.shards() != nullptr && setup_.device.is_cuda()
             ? fmt::format("; new weights arrive within {:.3f} ms, during the next forward", mean(gather_ms_))
             : ""));
+  if (estimate_ && paced_s_ > 0)
+    telemetry_.message(estimate_error_text(estimate_->tokens_per_s(), paced_tokens_ / paced_s_));
   const Routes& routes = setup_.runtime->ctx().routes;
   if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
   const std::string loss = std::isfinite(last_loss_) ? fmt::format(", loss {:.4f}", last_loss_) : "";

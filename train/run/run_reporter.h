@@ -55,6 +55,7 @@ class RunReporter {
   void print_start(const std::string& set_aside);
   void warn_of_rate();  // reports a learning rate that jumps at a resume
   void start_watchdog();
+  void estimate();         // estimates the run's time
   void first_step_done();  // logs start phases that the banner could not have
   // Reports a step whose loss or gradient is not finite. If the run must end, returns the reason.
   std::optional<std::string> not_finite(int64_t step, const TrainStep::Result&);
@@ -77,6 +78,8 @@ class RunReporter {
   // the gates.
   int64_t updates_;
   int64_t settled_ = 0, comm_steps_ = 0;
+  std::optional<RunTime> estimate_;          // the time of the steps left; absent on cards without one
+  double paced_s_ = 0, paced_tokens_ = 0;    // step times without the first steps', and these steps' tokens
   size_t phases_of_banner_ = 0;              // start phases that the banner shows
   double comm_ms_ = 0, gather_ms_ = 0;       // TrainStep::Times fields summed over comm_steps_ steps
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN until the first value is known; metrics.json then has null

@@ -253,13 +253,14 @@ std::string resolve_checkpoint(const std::string& path) {
   fail("{}: no whole checkpoint: neither {} in it nor in checkpoints/step_N or step_N below it", path, kStateFile);
 }
 
-void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every) {
+void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every, int64_t best) {
   if (keep_last == 0) return;
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   const std::string latest = target_of_latest(parent).value_or("");
   for (size_t i = 0; i + static_cast<size_t>(keep_last) < all.size(); ++i) {
     const std::string& path = all[i].path;
-    const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
+    const bool kept_for_good =
+        all[i].step == best || (keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0);
     std::error_code error;
     if (kept_for_good || fs::equivalent(path, latest, error)) continue;
     if (const std::vector<std::string> foreign = foreign_in_checkpoint(path); !foreign.empty()) {

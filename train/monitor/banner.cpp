@@ -96,6 +96,7 @@ std::string folder_text(const Config& c) {
         fmt::format("a checkpoint every {}, {}{}", t.save_every == 1 ? "step" : fmt::format("{} steps", t.save_every),
                     t.keep_last == 0 ? "all stay" : fmt::format("the newest {} stay", t.keep_last),
                     t.keep_last > 0 && t.keep_every > 0 ? fmt::format(" and every {}th", t.keep_every) : "");
+  if (t.keep_best) saves += ", and at each lower validation loss, of which the newest stays";
   return fmt::format("{}; {}", c.log.out_dir, saves);
 }
 

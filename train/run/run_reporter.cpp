@@ -309,6 +309,21 @@ void RunReporter::evaluation(int64_t step, const Evaluation& evaluation) {
     telemetry_.heartbeat(step, "evaluation", index);
 }
 
+void RunReporter::validation(const RunState& state) {
+  const Validation& v = state.validation;
+  const TrainConfig& t = config_.train;
+  if ((!t.keep_best && t.patience == 0) || v.since == 0) return;
+  const std::string of = t.patience > 0 ? fmt::format(" of {}", t.patience) : "";
+  const std::string lowest =
+      v.best_step < 0 ? "" : fmt::format("; the lowest loss was {:.4f} in step {}", v.best_loss, v.best_step);
+  telemetry_.message(fmt::format("step {}  {}{} without a lower validation loss{}", state.step,
+                                 counted(v.since, "evaluation"), of, lowest));
+  if (!v.out_of_patience(t)) return;
+  telemetry_.heartbeat(state.step, "patience", {{"since", v.since}, {"best_step", v.best_step}});
+  telemetry_.message(
+      fmt::format("the run ends after step {} of {}: train.patience is {}", state.step, t.steps, t.patience));
+}
+
 void RunReporter::checkpoint(int64_t step, const Checkpointer::Written& written) {
   telemetry_.heartbeat(step, "checkpoint",
                        {{"folder", written.folder}, {"stall_ms", written.stall_ms}, {"write_s", written.write_s}});
@@ -336,6 +351,11 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"peak_mib", telemetry_.peak_mib()},
                   {"start_seconds", setup_.times.seconds()}};
   for (const StartTimes::Phase& phase : setup_.times.phases()) metrics["start_phases"][phase.name] = phase.seconds;
+  if (const Validation& v = state.validation; v.any()) metrics[kEvaluationsSince] = v.since;
+  if (const Validation& v = state.validation; v.best_step >= 0) {
+    metrics["best_step"] = v.best_step;
+    metrics["best_val_loss"] = v.best_loss;
+  }
   if (estimate_) metrics["estimated_tokens_per_s"] = estimate_->tokens_per_s();
   if (mixture_.any()) metrics["mixture"] = mixture_.table(state.cursor);
   if (setup_.data.train.masked()) metrics["steps_without_targets"] = without_targets_;

@@ -38,6 +38,7 @@ class RunReporter {
   // call.
   void kernels(int64_t step, bool with_fallbacks);
   void evaluation(int64_t step, const Evaluation&);
+  void validation(const RunState&);  // where train.keep_best and train.patience stand after an evaluation
   void checkpoint(int64_t step, const Checkpointer::Written&);
   void memory_snapshot(const std::string& when) { memory_.write_snapshot(when); }
   // Whether an anomaly on this rank requests an orderly stop.

@@ -16,7 +16,7 @@
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
-#include "engine/process/progress_line.h"
+#include "engine/process/tone.h"
 #include "io/file.h"
 #include "io/huggingface/model_config.h"
 #include "io/json_config.h"
@@ -45,9 +45,7 @@ void warn_once(const std::string& text) {
   static std::set<std::string> said;
   const std::lock_guard lock(one_at_a_time);
   if (!said.insert(text).second) return;
-  end_progress_line();
-  fmt::print(stderr, "triad: {}\n", text);
-  std::fflush(stderr);
+  print_warning(text);
 }
 
 // Removes a checkpoint that is not needed any more. Training does not depend on it, so a failure is a warning.

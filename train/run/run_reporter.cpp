@@ -6,6 +6,8 @@
 #include <filesystem>
 
 #include "engine/process/counted.h"
+#include "engine/process/text.h"
+#include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/weight_index.h"
 #include "train/config/load_config.h"
@@ -125,7 +127,8 @@ RunReporter::RunReporter(RunSetup& setup)
       index_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       mixture_(setup.data),
       progress_(setup.device),
-      updates_(steps_before(config_.train, setup.initial_state.step)) {}
+      updates_(steps_before(config_.train, setup.initial_state.step)),
+      validation_(setup.initial_state.validation) {}
 
 void RunReporter::begin(const std::string& set_aside) {
   if (setup_.step.reducer() != nullptr)
@@ -204,13 +207,17 @@ void RunReporter::warn_of_rate() {
 }
 
 void RunReporter::start_watchdog() {
+  constexpr double kTerminalWaitS = 2, kWaitS = 30;  // seconds between signs of life in the first step
   setup_.runtime->ctx().listeners->push_back(&progress_);
   watchdog_.emplace(
       progress_, *setup_.comm, setup_.device, config_, setup_.folder.path(), setup_.initial_state.step,
       Watchdog::Callbacks{.heartbeat = [this](int64_t step, const std::string& msg,
                                               const Json& more) { telemetry_.heartbeat(step, msg, more); },
                           .alert = [this](const std::string& text) { telemetry_.alert(text); },
-                          .after_dump = [this](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); }});
+                          .after_dump = [this](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); },
+                          .waiting = [this](int64_t step, double seconds,
+                                            const std::string& where) { telemetry_.waiting(step, seconds, where); },
+                          .wait_s = telemetry_.on_terminal() ? kTerminalWaitS : kWaitS});
   telemetry_.watched_by(&*watchdog_);
 }
 
@@ -310,7 +317,7 @@ void RunReporter::evaluation(int64_t step, const Evaluation& evaluation) {
 }
 
 void RunReporter::validation(const RunState& state) {
-  const Validation& v = state.validation;
+  const Validation& v = validation_ = state.validation;
   const TrainConfig& t = config_.train;
   if ((!t.keep_best && t.patience == 0) || v.since == 0) return;
   const std::string of = t.patience > 0 ? fmt::format(" of {}", t.patience) : "";
@@ -383,6 +390,22 @@ void RunReporter::done(int64_t step, double seconds) {
   const std::string loss = std::isfinite(last_loss_) ? fmt::format(", loss {:.4f}", last_loss_) : "";
   telemetry_.message(fmt::format("done: {}{}, {:.1f} s; weights in {}", counted(step, "step"), loss, seconds,
                                  tensors_path(setup_.folder.path())));
+  if (const int64_t best = validation_.best_step; config_.train.keep_best && best >= 0) {
+    const std::string folder = fmt::format("{}/step_{}", setup_.folder.checkpoints(), best);
+    telemetry_.message(fmt::format("the lowest validation loss was {:.4f} in step {}: {}", validation_.best_loss, best,
+                                   is_checkpoint(folder) ? folder : "its checkpoint is not in this folder"));
+  }
+  telemetry_.message(next_commands());
+}
+
+std::string RunReporter::next_commands() const {
+  const std::string program = shell_word(setup_.request.program), path = setup_.folder.path();
+  const std::string run = shell_word(path.starts_with('-') ? "./" + path : path);
+  std::string text = fmt::format("next: {0} report {1}; {0} generate --checkpoint {1} --prompt TEXT", program, run);
+  text += fmt::format("; {0} export {1} --out FOLDER", program, run);
+  if (const int64_t more = 2 * config_.train.steps; config_.train.save_last && config_.train.stages.empty())
+    text += fmt::format("; for more steps: {} train --resume {} --set train.steps={}", program, run, more);
+  return text;
 }
 
 }  // namespace triad

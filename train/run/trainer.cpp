@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "engine/process/progress.h"
+#include "engine/process/tone.h"
 #include "train/checkpoint/rank_work.h"
 #include "train/checkpoint/run_checkpoints.h"
 #include "train/run/cpu_advice.h"
@@ -286,7 +287,7 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
   await_stop_signals(/*acknowledge=*/comm->first(), launch.launcher, config.log.out_dir);
   if (comm->first()) {
     const std::string warning = cpu_precision_warning(config, device, request.config_file);
-    if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);
+    if (!warning.empty()) print_warning(warning);
   }
   require_shared_folder(config, *comm);
   times.ends("ranks");

@@ -64,7 +64,7 @@ const std::vector<Measured>& rows() {
       {"h100", "llama_8b", {"train.micro_batch_size=1", "dist.zero=3"}, 2, 15060, 77.34, 0},
       {"h100", "m7c_125m", {"dist.zero=1"}, 2, 940410, 0, 0},
       {"h100", "m7c_1m", with(k1x65536, {"runtime.recompute=block"}), 1, 316965, 0, 0},
-      {"h100", "m7c_1m", {"runtime.recompute=block"}, 1, 47382, 0, 0}};
+      {"h100", "m7c_1m", {"runtime.recompute=block"}, 1, 47382, 66.436, 0}};  // memory as a build with CUDA plans it
   return kRows;
 }
 

@@ -296,8 +296,8 @@ void print_summary(const std::string& folder, const Json& state) {
     fmt::print("  model: {} parameters: {} of width {}, {}, vocabulary {}\n", count_parameters(config.model),
                config.model.layers_text(), config.model.dim, counted(config.model.n_heads, "head"),
                config.model.vocab_size);
-    fmt::print("  data: {}\n",
-               printable(fmt::format("{} {}", word_of(config.data.kind), fmt::join(config.data.paths(), ", "))));
+    const std::string paths = printable(fmt::format("{}", fmt::join(config.data.paths(), ", ")));
+    fmt::print("  data: {}{}{}\n", word_of(config.data.kind), paths.empty() ? "" : ": ", paths);
     fmt::print("  train: {} x {} tokens{}, {} {:.3g}, {}\n", t.micro_batch_size, t.seq_len,
                t.accumulate_grad_batches > 1 ? fmt::format(" x {} micro-steps", t.accumulate_grad_batches) : "",
                word_of(t.optimizer), t.lr, word_of(config.runtime.precision));

@@ -454,5 +454,5 @@ TEST_CASE("bench: shares that are negative or above 100% are marked as noise", "
     if (share >= 0 && share < 100) CHECK((*it)[2] == "");
     any = any || (*it)[2] == "~";
   }
-  CHECK(has(outcome.standard_output, "~: noise of the measurement") == any);
+  CHECK(test::has(outcome.standard_output, "~: noise of the measurement") == any);
 }

@@ -403,7 +403,8 @@ TEST_CASE("tools: inspect begins with what a run and a checkpoint are", "[tools]
     std::vector<std::string> head(6);
     for (std::string& line : head) std::getline(in, line);
     CHECK(head[1].starts_with(fmt::format("  step {} of 4, loss ", step)));
-    CHECK(has(head[1], fmt::format("validation loss ")));
+    CHECK(has(head[1], fmt::format("(step {}), validation loss ", step)));
+    CHECK(head[1].ends_with(fmt::format("(step {})", step)));
     CHECK(has(head[2], "2 layers with NSA of width 32"));
     CHECK(head[3] == "  data: synthetic");
     CHECK(has(head[4], "2 x 48 tokens, adamw 0.001, fp32"));

@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "engine/check.h"
@@ -18,12 +17,9 @@ constexpr double kTera = 1e12, kGiga = 1e9;
 // power limit sets (tests/baselines/findings/step.md).
 constexpr double kProductShare = 0.70, kMemoryShare = 0.89;
 
-// host, network: bytes/s in one rank's collectives. H100 and H200 have NVLink of the same rate.
-CardRates links_of(double products, double memory, double host) {
+// host: bytes/s in one rank's collectives within a host. H100 and H200 have NVLink of the same rate.
+CardRates links_of(double host) {
   CardRates links = kH200Rates;
-  links.flops = products * kH200Rates.flops / (kProductShare * peak_bf16_flops("H200"));
-  links.memory = memory;
-  links.few_ctas = kH200Rates.few_ctas * std::min(1.0, host / kH200Rates.host);
   links.host = host;
   return links;
 }
@@ -39,7 +35,7 @@ Card measured_card(const char* word, const char* name, int64_t memory_bytes, dou
           .measured = true,
           .products = products,
           .memory = memory,
-          .links = links_of(products, memory, kH200Rates.host)};
+          .links = kH200Rates};
 }
 
 // bytes_per_s, links: by data sheet. Collectives reach 0.44 of NVLink's rate, as on an H200.
@@ -60,7 +56,7 @@ Card unmeasured_card(const char* word, const char* name, const DataSheet& sheet)
           .measured = false,
           .products = products,
           .memory = memory,
-          .links = links_of(products, memory, kLinkShare * sheet.links)};
+          .links = links_of(kLinkShare * sheet.links)};
 }
 
 // Memory: what CUDA reports, in steps of 0.1 GB.

@@ -57,30 +57,30 @@ double pointwise_bytes(const Config& config) {
 
 }  // namespace
 
-StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix, int64_t exchanged,
-                   const CardRates& rates) {
+StepCost step_cost(const Config& config, int64_t ranks, const DocumentMix& mix, int64_t exchanged) {
+  constexpr CardRates kRates = kH200Rates;
   const TrainConfig& t = config.train;
   const auto micro_steps = static_cast<double>(t.accumulate_grad_batches);
   const double tokens = static_cast<double>(t.tokens_per_step()) / static_cast<double>(config.dist.context);
   const auto compute_s = [&](const RecomputePlan& plan) {
-    return training_flops(config.model, t.micro_batch_size, t.seq_len, plan, mix) / rates.flops /
+    return training_flops(config.model, t.micro_batch_size, t.seq_len, plan, mix) / kRates.flops /
            static_cast<double>(config.dist.context);
   };
   const double kept = compute_s({}), all = compute_s(config.recompute);
   const auto shown_s = [&](bool last) {
     const BytesSent sent = bytes_sent(config, ranks, last);
-    const double s = sent.within / rates.links(ranks_of_replica(config, ranks)) + sent.to_others / rates.links(ranks);
+    const double s = sent.within / kRates.links(ranks_of_replica(config, ranks)) + sent.to_others / kRates.links(ranks);
     return shown(s, all);
   };
   const double parameters = static_cast<double>(count_parameters(config.model));
   const double updated = parameters / static_cast<double>(shard_count(config, ranks));
   const double overhead =
-      micro_steps * rates.layer_s * static_cast<double>(config.model.n_layers) +
-      (parameters * rates.accumulate_bytes * (micro_steps - 1) + updated * rates.update_bytes) / rates.memory;
+      micro_steps * kRates.layer_s * static_cast<double>(config.model.n_layers) +
+      (parameters * kRates.accumulate_bytes * (micro_steps - 1) + updated * kRates.update_bytes) / kRates.memory;
   return {.compute = micro_steps * kept / tokens,
-          .recompute = micro_steps * (all - kept + pointwise_bytes(config) / rates.memory) / tokens,
+          .recompute = micro_steps * (all - kept + pointwise_bytes(config) / kRates.memory) / tokens,
           .communication = ((micro_steps - 1) * shown_s(false) + shown_s(true)) / tokens,
-          .exchange = micro_steps * static_cast<double>(exchanged) / rates.links(config.dist.context) / tokens,
+          .exchange = micro_steps * static_cast<double>(exchanged) / kRates.links(config.dist.context) / tokens,
           .overhead = overhead / tokens};
 }
 

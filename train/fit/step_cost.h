@@ -54,7 +54,6 @@ BytesSent bytes_sent(const Config&, int64_t ranks, bool last);
 // kH200Rates.shown of it shows; the total has exchanges without overlap. Larger micro-batches have fewer micro-steps
 // per token, and so less overhead and, with dist.zero 2 and 3, less communication. Never falls when more is recomputed.
 // exchanged: bytes in a micro-step's exchanges (most_bytes() in planned_exchanges.h).
-StepCost step_cost(const Config&, int64_t ranks, const DocumentMix& = {}, int64_t exchanged = 0,
-                   const CardRates& = kH200Rates);
+StepCost step_cost(const Config&, int64_t ranks, const DocumentMix& = {}, int64_t exchanged = 0);
 
 }  // namespace triad

@@ -4,6 +4,7 @@
 
 #include "model/attention.h"
 #include "model/params.h"
+#include "train/dist/rank_groups.h"
 #include "train/step/optimizer.h"
 
 namespace triad {
@@ -24,11 +25,12 @@ constexpr double kPortable = 0.65;  // the portable kernels' rate, as a share of
 // copies; with dense attention fewer.
 constexpr double kLayerBytes = 88, kDenseLayerBytes = 53, kLayerBytesAgain = 29;  // again: in recomputed blocks
 constexpr double kLogitBytes = 4.2;                                               // the loss, per token and word
-constexpr double kActivationBytes = 12;   // bytes per hidden unit, where the activation is no part of a product
-constexpr double kLayerSeconds = 1.5e-4;  // seconds per layer and micro-step
-constexpr double kFp8Products = 0.8;      // time of layers' products with fp8, casts included: never measured
-constexpr double kMuonProducts = 0.5;     // rate of Muon's products, as a share of the products' rate
-constexpr double kHostLink = 55e9;        // bytes/s to and from the host's memory
+constexpr double kActivationBytes = 12;      // bytes per hidden unit, where the activation is no part of a product
+constexpr double kLayerSeconds = 1.5e-4;     // seconds per layer and micro-step
+constexpr double kFp8Products = 0.8;         // time of layers' products with fp8, casts included: never measured
+constexpr double kMuonProducts = 0.5;        // rate of Muon's products, as a share of the products' rate
+constexpr double kCommunicationShown = 0.8;  // share of what ranks send that computation does not hide (two H100s)
+constexpr double kHostLink = 55e9;           // bytes/s to and from the host's memory
 
 bool uses_hopper_kernels(const Config& config, const Card& card) {
   const ModelConfig& m = config.model;
@@ -107,8 +109,13 @@ std::optional<StepTime> step_time(const Config& config, const Card& card, int64_
   time.update = update_seconds(config, card, ranks);
   time.launches = micro_steps * kLayerSeconds * static_cast<double>(config.model.n_layers);
   if (ranks > 1) {
-    const StepCost cost = step_cost(config, ranks, mix, exchanged, card.links);
-    time.communication = (cost.communication + cost.exchange_shown()) * micro_steps * tokens;
+    const auto seconds = [&](bool last) {
+      const BytesSent sent = bytes_sent(config, ranks, last);
+      return sent.within / card.links.links(ranks_of_replica(config, ranks)) + sent.to_others / card.links.links(ranks);
+    };
+    const double exchange = static_cast<double>(exchanged) / card.links.links(config.dist.context);
+    time.communication =
+        kCommunicationShown * ((micro_steps - 1) * seconds(false) + seconds(true) + micro_steps * exchange);
   }
   return time;
 }

@@ -26,7 +26,8 @@ std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const 
 // Run details for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);
 
-// An estimate as text: duration, tokens/s, a step's time, joules, and what it is made of. in_parts: with a step's parts.
+// An estimate as text: duration, tokens/s, a step's time, joules, and what it is made of. in_parts: with a step's
+// parts.
 std::string run_time_text(const RunTime&, const Card&, bool in_parts);
 // What an estimate was off by: "estimated 52,083 tokens/s, measured 51,200: 1.7% slower".
 std::string estimate_error_text(double estimated, double measured);

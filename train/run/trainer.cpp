@@ -148,7 +148,7 @@ class Trainer {
       if (run_stage(stage) == End::stop) return stopped();
     }
     const bool trained = state().step > setup_.initial_state.step;
-    if (!trained && config_.train.eval_every > 0) report_evaluation();
+    if (!trained && config_.train.eval_every > 0 && !out_of_patience()) report_evaluation();
     finish(std::chrono::duration<double>(StepQueue::Clock::now() - began).count());
   }
 

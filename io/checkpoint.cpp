@@ -16,7 +16,7 @@
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
-#include "engine/process/progress_line.h"
+#include "engine/process/tone.h"
 #include "io/file.h"
 #include "io/huggingface/model_config.h"
 #include "io/json_config.h"
@@ -45,9 +45,7 @@ void warn_once(const std::string& text) {
   static std::set<std::string> said;
   const std::lock_guard lock(one_at_a_time);
   if (!said.insert(text).second) return;
-  end_progress_line();
-  fmt::print(stderr, "triad: {}\n", text);
-  std::fflush(stderr);
+  print_warning(text);
 }
 
 // Removes a checkpoint that is not needed any more. Training does not depend on it, so a failure is a warning.
@@ -253,13 +251,14 @@ std::string resolve_checkpoint(const std::string& path) {
   fail("{}: no whole checkpoint: neither {} in it nor in checkpoints/step_N or step_N below it", path, kStateFile);
 }
 
-void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every) {
+void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every, int64_t best) {
   if (keep_last == 0) return;
   const std::vector<CheckpointFolder> all = list_checkpoints(parent);
   const std::string latest = target_of_latest(parent).value_or("");
   for (size_t i = 0; i + static_cast<size_t>(keep_last) < all.size(); ++i) {
     const std::string& path = all[i].path;
-    const bool kept_for_good = keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0;
+    const bool kept_for_good =
+        all[i].step == best || (keep_every > 0 && all[i].step > 0 && all[i].step % keep_every == 0);
     std::error_code error;
     if (kept_for_good || fs::equivalent(path, latest, error)) continue;
     if (const std::vector<std::string> foreign = foreign_in_checkpoint(path); !foreign.empty()) {

@@ -63,9 +63,9 @@ std::optional<int64_t> step_of_latest_folder(const std::string& parent);
 std::string resolve_checkpoint(const std::string& path);
 
 // Removes the oldest complete checkpoints until keep_last are left. Also kept are checkpoints whose step is a positive
-// multiple of keep_every (0: none), and the one that `latest` points to. keep_last 0: removes nothing. One that cannot
-// or may not be removed (see remove_checkpoint) is kept with a warning on stderr.
-void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every);
+// multiple of keep_every (0: none), that of step `best` (-1: none), and the one that `latest` points to. keep_last 0:
+// removes nothing. One that cannot or may not be removed (see remove_checkpoint) is kept with a warning on stderr.
+void thin_out_checkpoints(const std::string& parent, int64_t keep_last, int64_t keep_every, int64_t best = -1);
 
 // Moves files and folders, in the given order, to a new folder parent/set_aside_K, where K is the first free number.
 // Returns the new folder's path. No function here looks for checkpoints there. A file may come from another file

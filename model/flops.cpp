@@ -97,14 +97,13 @@ ProductFlops product_flops(const ModelConfig& c, int64_t B, int64_t T) {
 
 namespace {
 
-// Forward FLOPs for a part of a layer.
-double part_flops(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, LayerPart part, const DocumentMix& mix) {
+// Forward FLOPs for a part of a layer: its products with weights.
+double replayed_products(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, LayerPart part) {
   const double product = 2 * static_cast<double>(B * T) * static_cast<double>(c.dim);  // FLOPs per matrix row
   switch (part) {
     case LayerPart::attention:
       return product * static_cast<double>(qkv_width(c, c.attention_of(layer)) +
-                                           (c.has_index(layer) ? index_width(c, layer) : 0)) +
-             2 * attended_pairs(c, layer, T, mix).all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
+                                           (c.has_index(layer) ? index_width(c, layer) : 0));
     case LayerPart::qk:
       return 0;  // no product
     case LayerPart::out_proj:
@@ -119,28 +118,45 @@ double part_flops(const ModelConfig& c, int64_t layer, int64_t B, int64_t T, Lay
 
 double replay_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& plan, const DocumentMix& mix) {
   double flops = 0;
-  for (int64_t i = 0; i < c.n_layers; ++i)
+  for (int64_t i = 0; i < c.n_layers; ++i) {
     for (const LayerPart part : kLayerParts)
-      if (plan.replays(i, part)) flops += part_flops(c, i, B, T, part, mix);
+      if (plan.replays(i, part)) flops += replayed_products(c, i, B, T, part);
+    if (plan.replays(i, LayerPart::attention))
+      flops += 2 * attended_pairs(c, i, T, mix).all() * static_cast<double>(B * c.n_heads * (c.d_k + c.d_v));
+  }
   return flops;
 }
 
 double training_flops(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& recompute,
                       const DocumentMix& mix) {
-  const ProductFlops products = product_flops(c, B, T);
+  return flops_by_part(c, B, T, recompute, mix).all();
+}
+
+PartFlops flops_by_part(const ModelConfig& c, int64_t B, int64_t T, const RecomputePlan& recompute,
+                        const DocumentMix& mix) {
+  PartFlops flops;
+  flops.products = product_flops(c, B, T);
   const double dk = static_cast<double>(c.d_k), dv = static_cast<double>(c.d_v);
-  // FLOPs in all layers of one head and sequence; of the index of one group and sequence.
-  double attention = 0, index = 0;
+  const double heads = static_cast<double>(B * c.n_heads), groups = static_cast<double>(B * c.n_kv_groups);
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const AttendedPairs p = attended_pairs(c, i, T, mix);
-    attention += 2 * p.all() * (dk + dv + 3 * dk + 2 * dv);
-    if (c.has_index(i))
-      index += 2 * static_cast<double>(c.nsa_at(i).d_index) * (p.index + kIndexProducts * p.sel);
-    else
-      attention += 2 * p.cmp * dk / static_cast<double>(c.nsa_at(i).every);
+    const bool again = recompute.replays(i, LayerPart::attention);
+    const double per_pair = 2 * heads * (dk + dv + 3 * dk + 2 * dv + (again ? dk + dv : 0));
+    flops.cmp += per_pair * p.cmp;
+    flops.sel += per_pair * p.sel;
+    flops.win += per_pair * p.win;
+    flops.dense += per_pair * p.dense;
+    if (c.has_index(i)) {
+      const double width = 2 * groups * static_cast<double>(c.nsa_at(i).d_index);
+      flops.index_scores += width * p.index;
+      flops.index_gradients += width * kIndexProducts * p.sel;
+    } else {
+      flops.cmp += 2 * heads * p.cmp * dk / static_cast<double>(c.nsa_at(i).every);
+    }
+    for (const LayerPart part : kLayerParts)
+      if (recompute.replays(i, part)) flops.products.layers += replayed_products(c, i, B, T, part);
   }
-  return products.layers + products.head + static_cast<double>(B * c.n_heads) * attention +
-         static_cast<double>(B * c.n_kv_groups) * index + replay_flops(c, B, T, recompute, mix);
+  return flops;
 }
 
 double lora_flops_less(const ModelConfig& c, const std::optional<LoraConfig>& lora, int64_t B, int64_t T) {
@@ -174,8 +190,9 @@ double dense_equivalent_flops(const ModelConfig& c, int64_t B, int64_t T) {
 }
 
 double peak_bf16_flops(std::string_view name) {
-  constexpr std::pair<std::string_view, double> kPeaks[] = {
-      {"H200", 989.5e12}, {"H100", 989.5e12}, {"A100", 312e12}, {"L40S", 362e12}, {"RTX 4090", 165.2e12}};
+  constexpr std::pair<std::string_view, double> kPeaks[] = {{"B200", 2250e12},  {"H200", 989.5e12},
+                                                            {"H100", 989.5e12}, {"A100", 312e12},
+                                                            {"L40S", 362e12},   {"RTX 4090", 165.2e12}};
   for (const auto& [part, peak] : kPeaks)
     if (name.find(part) != std::string_view::npos) return peak;
   return 0;

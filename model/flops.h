@@ -51,6 +51,16 @@ struct ProductFlops {
 };
 ProductFlops product_flops(const ModelConfig&, int64_t B, int64_t T);
 
+// training_flops() by what computes them, recomputation included.
+struct PartFlops {
+  ProductFlops products;
+  double cmp = 0, sel = 0, win = 0, dense = 0;   // attention; cmp: with the selection's scores
+  double index_scores = 0, index_gradients = 0;  // a taught index: it scores all keys, and is taught by some
+  double attention() const { return cmp + sel + win + dense; }
+  double all() const { return products.layers + products.head + attention() + index_scores + index_gradients; }
+};
+PartFlops flops_by_part(const ModelConfig&, int64_t B, int64_t T, const RecomputePlan& = {}, const DocumentMix& = {});
+
 // FLOPs by which models with different attention are compared: as for a model with the same weights and plain causal
 // attention, with two products per pair in forward and four in backward, and without recomputation.
 double dense_equivalent_flops(const ModelConfig&, int64_t B, int64_t T);

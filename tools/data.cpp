@@ -17,6 +17,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/tone.h"
 #include "io/chat/chat_format.h"
 #include "io/data/dataset.h"
 #include "io/data/format/text_format.h"
@@ -282,14 +283,14 @@ class Job {
 
   // Warns about what the shards don't hold, or hold differently from the text.
   void warn() const {
-    if (skipped_ > 0) fmt::print(stderr, "triad: warning: {}\n", skipped_text());
+    if (skipped_ > 0) print_warning("warning: " + skipped_text());
     if (separators_ > 0)
-      fmt::print(stderr,
-                 "triad: warning: the text spells the separator (token {}) {}: in these shards a document begins at "
-                 "each, which makes {} of {}\n",
-                 tokenizer_.eot(), counted(separators_, "time"),
-                 counted(train_.documents() + val_.documents() + separators_, "document"),
-                 train_.documents() + val_.documents());
+      print_warning(
+          fmt::format("warning: the text spells the separator (token {}) {}: in these shards a document begins at "
+                      "each, which makes {} of {}",
+                      tokenizer_.eot(), counted(separators_, "time"),
+                      counted(train_.documents() + val_.documents() + separators_, "document"),
+                      train_.documents() + val_.documents()));
   }
 
   // The first document decides whether the shards have a mask.

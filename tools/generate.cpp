@@ -40,8 +40,7 @@ namespace {
 
 struct Options {
   std::string checkpoint, file, device = "auto", dtype = "f32";
-  std::vector<std::string> prompts, prompt_files, prompt_ids;
-  std::vector<int64_t> stop;
+  std::vector<std::string> prompts, prompt_files, prompt_ids, stop;
   TextFormat format = TextFormat::automatic;
   bool json = false;
   int64_t context = 0, batch = 0;
@@ -50,7 +49,8 @@ struct Options {
 
 struct Text : Continuation {
   FilePrompt asked;
-  std::string words;                    // what the sampled tokens print
+  std::string words;                    // what the sampled tokens print, up to a stop text
+  size_t shown = 0;                     // its bytes that are streamed already
   bool ended = false, stopped = false;  // ended: no more tokens; stopped: ended by a stop token or text
 };
 
@@ -89,8 +89,7 @@ class Generator {
       : o_(o),
         source_(find_model(o.checkpoint)),
         tokenizer_(tokenizer_of_checkpoint(source_.folder, source_.config.data.tokenizer)),
-        context_(o.context > 0 ? o.context : source_.config.train.longest_seq_len()),
-        stop_(o.stop.begin(), o.stop.end()) {
+        context_(o.context > 0 ? o.context : source_.config.train.longest_seq_len()) {
     const int64_t vocab = source_.config.model.vocab_size;
     if (!o.prompts.empty() && !tokenizer_->available())
       fail(
@@ -102,8 +101,9 @@ class Generator {
                  "triad: {} was trained on shards whose tokenizer is not known, so tokens are taken for bytes (put its "
                  "tokenizer.json into the folder of the weights to use it)\n",
                  o.checkpoint);
-    for (const int64_t token : stop_)
-      if (token >= vocab) fail_usage("--stop is {}: the vocabulary has {} tokens", token, vocab);
+    for (const std::string& stop : o.stop) add_stop(stop, vocab);
+    if (!stop_texts_.empty() && !o.prompt_ids.empty())
+      fail_usage("--stop is \"{}\": with --prompt-ids the id of a token is needed", shortened(stop_texts_.front()));
     if (tokenizer_->available()) stop_.insert(tokenizer_->eot());
     const Json origin = origin_for_tokens(source_.origin, *tokenizer_, source_.config.data.tokenizer);
     for (const int64_t token : eos_tokens(origin)) stop_.insert(token);
@@ -197,23 +197,54 @@ class Generator {
     t.sampling = prompt.options.sampling;
     t.random = Philox(prompt.options.seed, random_stream(RandomUse::sampling, prompt.stream));
     t.ended = !prompt.error.empty() || prompt.options.most == 0;
+    prompt.stop.insert(prompt.stop.end(), stop_texts_.begin(), stop_texts_.end());
     t.asked = std::move(prompt);
   }
 
   // Adds a sampled token to its text, unless it ends it. Returns whether the text ends here.
   bool take(Text& t, int32_t token) {
-    if (stop_.contains(token)) return t.ended = t.stopped = true;
-    t.tokens.push_back(token);
-    ++sampled_;
-    const std::string word = word_of_token(t, token);
-    t.words += word;
-    if (streams()) show(word);
-    const size_t cut = stop_begin(t, word.size());
-    if (cut != std::string::npos) {
-      t.words.resize(cut);
+    if (stop_.contains(token)) {
       t.stopped = true;
+    } else {
+      t.tokens.push_back(token);
+      ++sampled_;
+      const std::string word = word_of_token(t, token);
+      t.words += word;
+      const size_t cut = stop_begin(t, word.size());
+      if (cut != std::string::npos) {
+        t.words.resize(cut);
+        t.stopped = true;
+      }
     }
-    return t.ended = t.stopped || static_cast<int64_t>(t.sampled()) >= t.asked.options.most;
+    t.ended = t.stopped || static_cast<int64_t>(t.sampled()) >= t.asked.options.most;
+    if (streams()) show_more(t);
+    return t.ended;
+  }
+
+  // Prints what is new of a text, without an end that may become a stop text.
+  static void show_more(Text& t) {
+    size_t held = 0;
+    for (const std::string& stop : t.asked.stop)
+      for (size_t n = std::min(stop.size() - 1, t.words.size()); !t.ended && n > held; --n)
+        if (t.words.ends_with(std::string_view(stop).substr(0, n))) held = n;
+    const size_t end = t.words.size() - held;
+    if (end > t.shown) show(t.words.substr(t.shown, end - t.shown));
+    t.shown = std::max(t.shown, end);
+  }
+
+  // Adds what --stop names: the id of a token, or a text.
+  void add_stop(const std::string& stop, int64_t vocab) {
+    if (stop.empty()) fail_usage("--stop is empty: the id of a token or a text is needed");
+    if (!std::ranges::all_of(stop, [](char c) { return c >= '0' && c <= '9'; })) {
+      if (!tokenizer_->available())
+        fail_usage("--stop is \"{}\": {} has no tokenizer, so the id of a token is needed", shortened(stop),
+                   o_.checkpoint);
+      stop_texts_.push_back(stop);
+      return;
+    }
+    const std::optional<int64_t> token = parse_number<int64_t>(stop);
+    if (!token || *token >= vocab) fail_usage("--stop is {}: the vocabulary has {} tokens", shortened(stop), vocab);
+    stop_.insert(*token);
   }
 
   // Where the first stop text begins that ends within the last `added` bytes; npos if there is none.
@@ -277,6 +308,7 @@ class Generator {
   std::unique_ptr<Tokenizer> tokenizer_;
   int64_t context_;
   std::set<int64_t> stop_;
+  std::vector<std::string> stop_texts_;
   std::optional<PromptFile> file_;
   std::deque<Text> texts_;  // texts that are not printed yet, in order
   size_t waiting_ = 0;      // the first of them that had no slot yet
@@ -340,17 +372,18 @@ void add_generate(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("generate", "sample text from a checkpoint");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   add_prompt_options(*verb, *o);
-  verb->add_flag("--json", o->json,
-                 "print a line of JSON for each prompt: prompt, text (or prompt_ids), tokens, stopped (whether a stop "
-                 "token ended it)");
+  verb->add_flag(
+      "--json", o->json,
+      "print a line of JSON for each prompt: prompt, text (or prompt_ids), tokens, stopped (whether --stop or "
+      "an end-of-text token ended it); tokens has those of a stop text, text does not");
   verb->add_option("--tokens", o->each.most, "largest number of tokens to sample for each prompt")
       ->check(within(at_least(0).up_to(kMaxInteger)))
       ->capture_default_str();
   verb->add_option("--stop", o->stop,
-                   "id of a token that ends a text, in addition to the end-of-text tokens; may be repeated")
+                   "what ends a text, in addition to the end-of-text tokens, and is not printed: a text, or in digits "
+                   "alone the id of a token; may be repeated")
       ->take_all()
-      ->expected(1)
-      ->check(within(at_least(0).up_to(kMaxInteger)));
+      ->expected(1);
   verb->add_option("--context", o->context, "size of the KV cache in tokens; 0: the training length")
       ->check(within(at_least(0).up_to(kMaxSeqLen)))
       ->capture_default_str();

@@ -1,12 +1,13 @@
 // triad inspect: prints what is in a checkpoint, a Hugging Face transformers model folder, a token-shard folder, a
 // safetensors file, a token shard, a text or JSONL.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/parse.h"
 #include "engine/process/text.h"
 #include "io/checkpoint.h"
 #include "io/data/corpus.h"
@@ -28,6 +30,7 @@
 #include "tools/import_source.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
+#include "train/config/load_config.h"
 
 namespace triad {
 
@@ -245,6 +248,63 @@ void print_index(const WeightIndex& index) {
              static_cast<double>(index.bytes()) / kMiB);
 }
 
+// The last row of a run's table up to a step, as {column: text}; empty if there is none.
+std::map<std::string, std::string> last_row(const std::string& path, int64_t step) {
+  std::map<std::string, std::string> found;
+  std::error_code unknown;
+  if (!fs::is_regular_file(path, unknown)) return found;
+  std::vector<std::string> columns;
+  const auto cells = [](const std::string& line) {
+    std::vector<std::string> all;
+    for (size_t begin = 0; begin <= line.size();) {
+      const size_t end = std::min(line.find(',', begin), line.size());
+      all.push_back(line.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return all;
+  };
+  const std::string text = read_file(path);
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::vector<std::string> row = cells(text.substr(begin, end - begin));
+    begin = end + 1;
+    if (columns.empty()) {
+      columns = row;
+      continue;
+    }
+    const std::optional<int64_t> at = parse_number<int64_t>(row.front());
+    if (!at || *at > step || row.size() != columns.size()) continue;
+    for (size_t i = 0; i < row.size(); ++i) found[columns[i]] = row[i];
+  }
+  return found;
+}
+
+// What a checkpoint or a finished run is, in a few lines: model, data, training, step and loss. state: state.json's
+// content, or what of it a finished run knows. A config of another version may lack keys; then nothing is printed.
+void print_summary(const std::string& folder, const Json& state) {
+  try {
+    const Config config = config_from_json(with_later_keys(state.at("config")));
+    const TrainConfig& t = config.train;
+    const int64_t step = state.at("step").get<int64_t>();
+    const fs::path run =
+        fs::exists(fs::path(folder) / "training.csv") ? fs::path(folder) : fs::path(folder).parent_path().parent_path();
+    std::map<std::string, std::string> row = last_row((run / "training.csv").string(), step),
+                                       val = last_row((run / "val.csv").string(), step);
+    std::string loss = row.empty() ? "" : fmt::format(", loss {} (step {})", row["loss"], row["step"]);
+    if (!val.empty()) loss += fmt::format(", validation loss {} (step {})", val["val_loss"], val["step"]);
+    fmt::print("  step {} of {}{}\n", step, t.steps, loss);
+    fmt::print("  model: {} parameters: {} of width {}, {}, vocabulary {}\n", count_parameters(config.model),
+               config.model.layers_text(), config.model.dim, counted(config.model.n_heads, "head"),
+               config.model.vocab_size);
+    const std::string paths = printable(fmt::format("{}", fmt::join(config.data.paths(), ", ")));
+    fmt::print("  data: {}{}{}\n", word_of(config.data.kind), paths.empty() ? "" : ": ", paths);
+    fmt::print("  train: {} x {} tokens{}, {} {:.3g}, {}\n", t.micro_batch_size, t.seq_len,
+               t.accumulate_grad_batches > 1 ? fmt::format(" x {} micro-steps", t.accumulate_grad_batches) : "",
+               word_of(t.optimizer), t.lr, word_of(config.runtime.precision));
+    fmt::print("  run: {}\n", printable(config.log.out_dir));
+  } catch (const std::exception&) {}  // inspect prints what else is in the folder
+}
+
 // Prints what is in a folder: token shards, safetensors files, or a run's newest checkpoint.
 void inspect_folder(const std::string& path) {
   if (const std::vector<std::string> shards = shards_in(path); !shards.empty())
@@ -256,8 +316,14 @@ void inspect_folder(const std::string& path) {
   if (is_checkpoint(folder)) {
     const std::string file = (fs::path(folder) / kStateFile).string();
     const Json state = parse_json(read_file(file), file);
+    print_summary(folder, state);
     for (const auto& [key, value] : state.items())
       if (!value.is_structured()) fmt::print("  {}: {}\n", shortened(key), brief(value));
+  } else if (const std::string file = (fs::path(folder) / "config.json").string(); fs::exists(file)) {
+    const std::string metrics = (fs::path(folder) / "metrics.json").string();
+    if (fs::exists(metrics))
+      print_summary(folder,
+                    {{"config", read_json_file(file)}, {"step", read_json_file(metrics).value("step", Json())}});
   }
   for (const char* stem : {kWeightsStem, kMomentsStem})
     if (const std::string index = tensors_path(folder, stem); is_index(index) && has_tensors(folder, stem))

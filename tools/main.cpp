@@ -22,6 +22,7 @@
 #include "engine/process/help_text.h"
 #include "engine/process/progress_line.h"
 #include "engine/process/text.h"
+#include "engine/process/tone.h"
 #include "kernels/common/blas_core.h"
 #include "tools/verbs.h"
 #include "tools/version.h"
@@ -45,6 +46,8 @@ void check_verb(const CLI::App& app, int argc, char** argv) {
 // option may be missing only because its name is misspelt.
 std::string failure_text(const CLI::App* app, const CLI::Error& error) {
   std::string text = CLI::FailureMessage::simple(app, error);
+  if (const size_t line = text.find('\n'); line != std::string::npos)
+    text = triad::toned(STDERR_FILENO, triad::Tone::error, text.substr(0, line)) + text.substr(line);
   std::vector<const CLI::App*> parsed = {app};  // then the verb, then its own verb
   for (size_t i = 0; i < parsed.size(); ++i)
     for (const CLI::App* verb : parsed[i]->get_subcommands()) parsed.push_back(verb);
@@ -107,7 +110,7 @@ bool reader_is_gone() {
 
 int ended_by(const std::exception& e, int exit_code) {
   if (std::strstr(e.what(), std::strerror(EPIPE)) != nullptr && reader_is_gone()) return kReaderGone;
-  std::fprintf(stderr, "triad: %s\n", triad::printable_lines(e.what()).c_str());
+  triad::print_problem(triad::Tone::error, triad::printable_lines(e.what()));
   return exit_code;
 }
 
@@ -140,6 +143,6 @@ int main(int argc, char** argv) {
   }
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
   if (reader_is_gone()) return app.got_subcommand("train") ? 0 : kReaderGone;
-  std::fprintf(stderr, "triad: standard output could not be written completely\n");
+  triad::print_problem(triad::Tone::error, "standard output could not be written completely");
   return 1;
 }

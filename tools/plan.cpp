@@ -1,5 +1,5 @@
 // triad plan: predicts a config's parameters, FLOPs and memory in a run; with --fit, it finds settings that fit in
-// memory.
+// memory; with --card, it plans for a card that need not be here, and estimates the run's time and energy.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -19,6 +19,8 @@
 #include "train/config/schedule.h"
 #include "train/fit/fit.h"
 #include "train/fit/planned_exchanges.h"
+#include "train/fit/step_time.h"
+#include "train/monitor/banner.h"
 #include "train/monitor/pace.h"
 #include "train/run/data_source.h"
 #include "train/run/memory_plan.h"
@@ -28,12 +30,13 @@ namespace triad {
 namespace {
 
 constexpr double kGB = 1e9, kMiB = 1024.0 * 1024.0;
+constexpr const char* kSomeCard = "h200";
 // Why FLOPs are only a bound if the config alone says how many documents a row may have.
 constexpr const char* kWholeRows =
     " (data.max_documents is set, so the data is not opened, and each row counts as one document)";
 
 struct Options {
-  std::string config;
+  std::string config, card;
   std::vector<std::string> sets;
   bool fit = false, json = false;
   double memory_gb = 0;
@@ -45,15 +48,17 @@ struct Options {
 Device planned_device(DeviceChoice choice) {
   if (choice == DeviceChoice::cuda && !backend::built_with_cuda())
     fail_usage(
-        "runtime.device is cuda, but this build has no CUDA, and so does not know what memory the GPU's kernels need: "
-        "plan with a build that has it (cmake --preset cuda; it needs nvcc, but no GPU), or set runtime.device=cpu to "
-        "plan for the CPU");
+        "runtime.device is cuda, but this build has no CUDA: --card {} plans for that card, with its kernels' own "
+        "temporaries left out (a build with CUDA counts them; it needs nvcc, but no GPU), and --set runtime.device=cpu "
+        "for the CPU",
+        kSomeCard);
   return choice == DeviceChoice::cpu || !backend::built_with_cuda() ? Device::cpu() : Device::cuda();
 }
 
-// The memory limit for --fit in bytes: --memory-gb, or the device's free memory.
-int64_t memory_of(const Options& o, Device device) {
+// The memory limit for --fit in bytes: --memory-gb, or the card's, or the device's free memory.
+int64_t memory_of(const Options& o, const Device& device) {
   if (o.memory_gb > 0) return static_cast<int64_t>(o.memory_gb * kGB);
+  if (!o.card.empty()) return card_of(o.card).memory_bytes - kCardReserve;
   if (device.is_cuda() && backend::cuda_device_count() == 0)
     fail_usage("--fit needs --memory-gb: there is no GPU here whose free memory could be used ({})",
                backend::why_no_cuda());
@@ -76,7 +81,7 @@ TokenFlops token_flops(const Config& config, const TrainStage& stage, const Docu
 }
 
 // Returns train.stages as JSON, with what each needs if it is the only one. Without --json, also prints them as text.
-Json describe_stages(const Options& o, const Config& config, Device device, Comm* ranks,
+Json describe_stages(const Options& o, const Config& config, const PlannedDevice& device, Comm* ranks,
                      const PlannedDocuments& documents) {
   Json out = Json::array();
   for (const TrainStage& stage : stages_of(config.train)) {
@@ -104,7 +109,7 @@ Json describe_stages(const Options& o, const Config& config, Device device, Comm
 
 // Returns the prediction as JSON. Without --json, also prints it as text. With train.stages, a step is one in the last
 // stage.
-Json describe_plan(const Options& o, const Config& run, Device device, const MemoryPlan& plan,
+Json describe_plan(const Options& o, const Config& run, const PlannedDevice& device, const MemoryPlan& plan,
                    const PlannedDocuments& documents) {
   const TrainStage last = stages_of(run.train).back();
   const Config config = in_stage(run, last);
@@ -162,7 +167,7 @@ Json to_json(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps)
 
 // For ranks that share sequences: models their exchanges and a step's time (with train.stages, in the last stage).
 // Returns it as JSON. Without --json, also prints it as text.
-Json describe_shared(const Options& o, const Config& run, Device device, Comm* ranks,
+Json describe_shared(const Options& o, const Config& run, const PlannedDevice& device, Comm* ranks,
                      const PlannedDocuments& documents) {
   const TrainStage last = stages_of(run.train).back();
   Config config = in_stage(run, last);
@@ -208,6 +213,42 @@ Json describe_shared(const Options& o, const Config& run, Device device, Comm* r
           {"tokens_per_s_overlapped", all_tokens / (step_s - hidden_s)}};
 }
 
+// Bytes that ranks which share sequences exchange in a micro-step of the last stage.
+int64_t exchanged_bytes(const Config& run, const PlannedDevice& device, Comm* ranks,
+                        const PlannedDocuments& documents) {
+  if (run.dist.context == 1) return 0;
+  return most_bytes(plan_exchanges(in_stage(run, stages_of(run.train).back()), device, ranks, documents.most));
+}
+
+// Whether the plan fits into --card's memory, and the run's time and energy on it, as JSON. Without --json, also prints
+// them as text.
+Json describe_card(const Options& o, const Config& config, const PlannedDevice& device, const MemoryPlan& plan,
+                   Comm* ranks, const PlannedDocuments& documents) {
+  const Card& card = card_of(o.card);
+  const int64_t room = card.memory_bytes - kCardReserve, left = room - plan.peak_bytes();
+  Json out = {{"word", card.word},
+              {"memory_bytes", card.memory_bytes},
+              {"reserve_bytes", kCardReserve},
+              {"fits", left >= 0},
+              {"measured", card.measured}};
+  const std::optional<RunTime> time =
+      run_time(config, card, o.ranks, 0, documents.attended, exchanged_bytes(config, device, ranks, documents));
+  if (!o.json)
+    fmt::print("{}: {:.1f} of {:.1f} GB are left{}\n{}\n", card.name, gb(left < 0 ? -left : left), gb(room),
+               left < 0 ? " over: it does not fit (--fit finds settings that do)" : "",
+               time ? run_time_text(*time, card, /*in_parts=*/true)
+                    : "no estimate of its time: runtime.precision is fp32, of which there are no measured steps");
+  if (!time) return out;
+  const StepTime& step = time->last_step;
+  out["tokens_per_s"] = time->tokens_per_s();
+  out["run_seconds"] = time->seconds;
+  out["run_joules"] = time->joules;
+  out["step_seconds"] = {{"products", step.products},   {"attention", step.attention},
+                         {"memory_bound", step.memory}, {"update", step.update},
+                         {"launches", step.launches},   {"communication", step.communication}};
+  return out;
+}
+
 // Returns the recommended settings as JSON. Without --json, also prints them as text.
 Json describe_recommended(const Options& o, const Config& config, const Settings& best) {
   const StepCost& cost = best.cost;
@@ -235,7 +276,7 @@ Json describe_recommended(const Options& o, const Config& config, const Settings
 
 // Returns the settings that fit in memory as JSON. Without --json, also prints them as text. Throws an Error if nothing
 // fits.
-Json describe_fit(const Options& o, const Config& config, Device device, Comm* ranks,
+Json describe_fit(const Options& o, const Config& config, const PlannedDevice& device, Comm* ranks,
                   const PlannedDocuments& documents) {
   const TrainConfig& t = config.train;
   const int64_t bytes = memory_of(o, device);
@@ -273,10 +314,13 @@ void run(const Options& o) {
         "--fit finds settings for steps of one size, and train.stages has {} stages: --set train.stages=null --set "
         "train.steps={}",
         config.train.stages.size(), config.train.steps);
-  const Device device = planned_device(config.runtime.device);
+  const PlannedDevice device =
+      o.card.empty() ? PlannedDevice(planned_device(config.runtime.device)) : PlannedDevice(card_of(o.card));
   const std::unique_ptr<Comm> ranks = make_planned_comm(o.ranks);
   const PlannedDocuments documents = planned_documents(config);
-  Json out = describe_plan(o, config, device, plan_memory(config, device, ranks.get(), documents.most), documents);
+  const MemoryPlan plan = plan_memory(config, device, ranks.get(), documents.most);
+  Json out = describe_plan(o, config, device, plan, documents);
+  if (!o.card.empty()) out["card"] = describe_card(o, config, device, plan, ranks.get(), documents);
   if (config.dist.context > 1) out["context"] = describe_shared(o, config, device, ranks.get(), documents);
   if (!config.train.stages.empty()) out["stages"] = describe_stages(o, config, device, ranks.get(), documents);
   if (o.fit) out["fit"] = describe_fit(o, config, device, ranks.get(), documents);
@@ -295,12 +339,17 @@ void add_plan(CLI::App& app) {
   verb->add_option("--ranks", o->ranks,
                    "number of ranks: counts their communication buffers and the shards of dist.zero")
       ->check(within(at_least(1).up_to(1 << 20)));
+  verb->add_option("--card", o->card,
+                   "plan for this card, which need not be here, and estimate the run's tokens/s, hours and joules on "
+                   "it: " +
+                       card_words());
   auto* fit = verb->add_flag(
       "--fit", o->fit,
       "also find the largest train.micro_batch_size and the cheapest runtime.recompute that fit in memory, and "
       "recommend the settings of both, and with --ranks of dist.zero, that are estimated to take the least time");
-  verb->add_option("--memory-gb", o->memory_gb,
-                   "memory limit of --fit in 10^9 bytes (default: what this machine's GPU has free)")
+  verb->add_option(
+          "--memory-gb", o->memory_gb,
+          "memory limit of --fit in 10^9 bytes (default: the card's without 1.5, or what this machine's GPU has free)")
       ->check(within(above(0).up_to(1e6)))
       ->needs(fit);
   verb->add_flag("--json", o->json, "print one JSON object");

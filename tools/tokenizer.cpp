@@ -14,6 +14,7 @@
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "engine/process/text.h"
+#include "engine/process/tone.h"
 #include "io/chat/chat_format.h"
 #include "io/data/corpus.h"
 #include "io/file.h"
@@ -81,7 +82,7 @@ Corpus read_corpus(const Options& o, const std::vector<std::string>& files, cons
   TRIAD_CHECK(text_bytes > 0, "there is no text in the {} input files ({}, ...){}{}", files.size(), files[0],
               skipped.empty() ? "" : "; ", skipped);
   progress.show(input_bytes, text_bytes, static_cast<int64_t>(words.size()), true);
-  if (!skipped.empty()) fmt::print(stderr, "triad: warning: {}\n", skipped);
+  if (!skipped.empty()) print_warning("warning: " + skipped);
   return corpus;
 }
 
@@ -114,12 +115,12 @@ void train(const Options& o) {
              static_cast<double>(bpe.text_bytes) / 1e6, counted(bpe.words, "different word"),
              static_cast<double>(bpe.text_bytes) / static_cast<double>(bpe.text_tokens));
   if (tokens < o.bpe.vocab_size)
-    fmt::print(stderr,
-               "triad: warning: the vocabulary has {} in place of the {} that --vocab-size asks for: no other pair "
-               "occurs {} in this text{}\n",
-               counted(tokens, "token"), o.bpe.vocab_size,
-               o.bpe.min_frequency > 1 ? counted(o.bpe.min_frequency, "time") : "at all",
-               o.bpe.max_token_bytes < kMaxInteger ? " and is short enough" : "");
+    print_warning(fmt::format(
+        "warning: the vocabulary has {} in place of the {} that --vocab-size asks for: no other pair occurs {} in this "
+        "text{}",
+        counted(tokens, "token"), o.bpe.vocab_size,
+        o.bpe.min_frequency > 1 ? counted(o.bpe.min_frequency, "time") : "at all",
+        o.bpe.max_token_bytes < kMaxInteger ? " and is short enough" : ""));
 }
 
 void add_tokenizer_train(CLI::App& parent) {

@@ -52,11 +52,10 @@ void nsa_attend_compressed_forward(Context& ctx, const AttendOut& out, const Att
   check_attend("nsa_attend_compressed", in, out);
   const auto pattern = compressed_pattern("nsa_attend_compressed", in, o);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(ctx, "nsa_attend_compressed_forward", out, in,
-                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
-                             cuda::nsa_attend_compressed_forward(on, to, from, o);
-                           });
+    return attend_routed(ctx, "nsa_attend_compressed_forward", out, in,
+                         [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                           if constexpr (kBuiltWithCuda) cuda::nsa_attend_compressed_forward(on, to, from, o);
+                         });
   }
   record_cpu(ctx, "nsa_attend_compressed_forward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
@@ -68,12 +67,11 @@ void nsa_attend_compressed_backward(Context& ctx, const AttendGradOut& out, cons
   check_attend_grad("nsa_attend_compressed backward", out, grad, in);
   const auto pattern = compressed_pattern("nsa_attend_compressed backward", in, o);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(
-          ctx, "nsa_attend_compressed_backward", out, grad, in,
-          [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
-            cuda::nsa_attend_compressed_backward(on, to, upstream, from, o);
-          });
+    return attend_routed(ctx, "nsa_attend_compressed_backward", out, grad, in,
+                         [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
+                           if constexpr (kBuiltWithCuda)
+                             cuda::nsa_attend_compressed_backward(on, to, upstream, from, o);
+                         });
   }
   record_cpu(ctx, "nsa_attend_compressed_backward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });

@@ -143,6 +143,8 @@ void nsa_attend_selected_backward(Context& ctx, const AttendGradOut& out, const 
                   [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
                     if constexpr (kBuiltWithCuda)
                       cuda::nsa_attend_selected_backward(on, to, upstream, from, block_index, l_sel);
+                    else
+                      cuda::plan_selected_backward(on, from, block_index, l_sel);
                   });
     if (index != nullptr) index_backward_routed(ctx, *index, in, grad.lse, block_index, l_sel);
     return;

@@ -28,5 +28,7 @@ bool nsa_attend_selected_combines(const Context&, const AttendOut&, const Attend
                                   int64_t l_sel, const CombineAlong& combine);
 void nsa_attend_selected_backward(Context&, const AttendGradOut&, const AttendGradIn&, const AttendIn&,
                                   ConstTensor block_index, int64_t l_sel);
+// In a build without CUDA, for a planning context: reserves what that backward needs.
+void plan_selected_backward(Context&, const AttendIn&, const ConstTensor& block_index, int64_t l_sel);
 }  // namespace cuda
 }  // namespace triad

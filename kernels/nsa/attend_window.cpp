@@ -47,11 +47,10 @@ void nsa_attend_window_forward(Context& ctx, const AttendOut& out, const AttendI
   check_attend("nsa_attend_window", in, out);
   const auto pattern = window_pattern("nsa_attend_window", in, w);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(ctx, "nsa_attend_window_forward", out, in,
-                           [&](Context& on, const AttendOut& to, const AttendIn& from) {
-                             cuda::nsa_attend_window_forward(on, to, from, w);
-                           });
+    return attend_routed(ctx, "nsa_attend_window_forward", out, in,
+                         [&](Context& on, const AttendOut& to, const AttendIn& from) {
+                           if constexpr (kBuiltWithCuda) cuda::nsa_attend_window_forward(on, to, from, w);
+                         });
   }
   record_cpu(ctx, "nsa_attend_window_forward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::forward<T>(ctx, out, in, pattern); });
@@ -63,10 +62,10 @@ void nsa_attend_window_backward(Context& ctx, const AttendGradOut& out, const At
   check_attend_grad("nsa_attend_window backward", out, grad, in);
   const auto pattern = window_pattern("nsa_attend_window backward", in, w);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda)
-      return attend_routed(ctx, "nsa_attend_window_backward", out, grad, in,
-                           [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream,
-                               const AttendIn& from) { cuda::nsa_attend_window_backward(on, to, upstream, from, w); });
+    return attend_routed(ctx, "nsa_attend_window_backward", out, grad, in,
+                         [&](Context& on, const AttendGradOut& to, const AttendGradIn& upstream, const AttendIn& from) {
+                           if constexpr (kBuiltWithCuda) cuda::nsa_attend_window_backward(on, to, upstream, from, w);
+                         });
   }
   record_cpu(ctx, "nsa_attend_window_backward", in.q, in.k);
   dispatch_float(in.q.dtype, [&]<class T>() { attend_cpu::backward<T>(ctx, out, grad, in, pattern); });

@@ -40,17 +40,16 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
   check_select(block_index, q, k_cmp, lse_cmp, o, documents);
   check_every("nsa_select", o, documents);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) {
-      ctx.routes.set_call(q, k_cmp);
-      return dispatch_route(
-          ctx, "nsa_select", q.dtype,
-          [&](Context& on) { cuda::nsa_select(on, block_index, q, k_cmp, lse_cmp, o, documents); },
-          [&](Context& on) {
-            Scratch::Scope scope(on.scratch);
-            cuda::nsa_select(on, block_index, upcasted(on, scope, q), upcasted(on, scope, k_cmp), lse_cmp, o,
-                             documents);
-          });
-    }
+    const auto run = [&](Context& on, ConstTensor rows, ConstTensor keys) {
+      if constexpr (kBuiltWithCuda) cuda::nsa_select(on, block_index, rows, keys, lse_cmp, o, documents);
+    };
+    ctx.routes.set_call(q, k_cmp);
+    return dispatch_route(
+        ctx, "nsa_select", q.dtype, [&](Context& on) { run(on, q, k_cmp); },
+        [&](Context& on) {
+          Scratch::Scope scope(on.scratch);
+          run(on, upcasted(on, scope, q), upcasted(on, scope, k_cmp));
+        });
   }
   record_cpu(ctx, "nsa_select", q, k_cmp);
   const int64_t tokens = documents.part.first_query + q.size(1);

@@ -31,16 +31,16 @@ void nsa_select_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTen
   check_select(block_index, iq, ik, o, documents);
   check_every("nsa_select_index", o, documents);
   if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) {
-      ctx.routes.set_call(iq, ik);
-      return dispatch_route(
-          ctx, "nsa_select_index", iq.dtype,
-          [&](Context& on) { cuda::nsa_select_index(on, block_index, iq, ik, o, documents); },
-          [&](Context& on) {
-            Scratch::Scope scope(on.scratch);
-            cuda::nsa_select_index(on, block_index, upcasted(on, scope, iq), upcasted(on, scope, ik), o, documents);
-          });
-    }
+    const auto run = [&](Context& on, ConstTensor rows, ConstTensor keys) {
+      if constexpr (kBuiltWithCuda) cuda::nsa_select_index(on, block_index, rows, keys, o, documents);
+    };
+    ctx.routes.set_call(iq, ik);
+    return dispatch_route(
+        ctx, "nsa_select_index", iq.dtype, [&](Context& on) { run(on, iq, ik); },
+        [&](Context& on) {
+          Scratch::Scope scope(on.scratch);
+          run(on, upcasted(on, scope, iq), upcasted(on, scope, ik));
+        });
   }
   record_cpu(ctx, "nsa_select_index", iq, ik);
   const int64_t tokens = documents.part.first_query + iq.size(1);

@@ -59,7 +59,8 @@ void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp
   ctx.routes.set_call(d, a.q);
   if (ctx.device.is_cuda()) {
     ctx.routes.record("matmul_fp8", sums == Fp8Sums::fast ? "cublaslt e4m3 fast sums" : "cublaslt e4m3");
-    if constexpr (kBuiltWithCuda) return cuda::matmul_fp8(ctx, d, a, b, sums, addend);
+    if constexpr (kBuiltWithCuda) cuda::matmul_fp8(ctx, d, a, b, sums, addend);
+    return;
   }
   ctx.routes.record("matmul_fp8", "cpu");
   Scratch::Scope scope(ctx.scratch);

@@ -263,9 +263,7 @@ void matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const MatmulOp
     if (options.accumulate) return;
     return addend.empty() ? zero(ctx, d) : copy(ctx, d, addend);
   }
-  if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return multiply_cuda(ctx, d, a, b, options, addend);
-  }
+  if (ctx.device.is_cuda()) return multiply_cuda(ctx, d, a, b, options, addend);
   record_cpu(ctx, "matmul", d, a);
   switch (a.dtype) {
     case DType::f64:
@@ -292,7 +290,7 @@ void matmul_batched(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, const 
       check_matmul(d[0], a[0], b[0], options, of(0));
       ctx.routes.set_call(d[0], a[0]);
       const auto product = [&](Context& on) { multiply_cublaslt(on, d, a, b, options, addend); };
-      if constexpr (kBuiltWithCuda) return dispatch_route(ctx, "matmul", d.dtype, product, product);
+      return dispatch_route(ctx, "matmul", d.dtype, product, product);
     }
   }
   for (int64_t i = 0; i < d.size(0); ++i) matmul(ctx, d[i], a[i], b[i], options, of(i));

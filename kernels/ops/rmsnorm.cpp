@@ -89,8 +89,11 @@ void rmsnorm_forward_e4m3(Context& ctx, const E4m3Rows& y, Tensor rrms, ConstTen
   check_tensor("rmsnorm_forward_e4m3: y", y.q, x.shape(), DType::u8);
   check_tensor("rmsnorm_forward_e4m3: y's scales", y.scale, {x.size(0)}, DType::f32);
   if (ctx.device.is_cuda() && x.dtype == DType::bf16) {
-    if constexpr (kBuiltWithCuda)
+    if constexpr (kBuiltWithCuda) {
       if (cuda::rmsnorm_forward_e4m3(ctx, y, rrms, x, w, eps)) return;
+    } else {
+      return;  // a plan without the kernels takes it that they support the call
+    }
   }
   Scratch::Scope scope(ctx.scratch);
   const Tensor whole = scope.alloc(x.dtype, x.shape(), "normed rows");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <regex>
 #include <sstream>
 
 #include "io/json_config.h"
@@ -436,4 +437,22 @@ TEST_CASE("bench: an unwritable file is an error before anything is measured; me
   CHECK(late.output.find("--chrome-trace: " + folder.file("taken") + ": cannot be put in place") != std::string::npos);
   CHECK(read_rows(kept).size() == 2);  // one row for the ceiling, one for the step
   CHECK(test::count_files(folder.path()) == 2);
+}
+
+TEST_CASE("bench: shares that are negative or above 100% are marked as noise", "[bench]") {
+  // Both branches of the rule show in the line's own numbers, whatever this machine measures.
+  const Outcome outcome = run_program("bench rank_sum --device cpu");
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  static const std::regex kShare("(-?[0-9.]+)%(~?)");
+  bool any = false;
+  for (std::sregex_iterator it(outcome.standard_output.begin(), outcome.standard_output.end(), kShare), end; it != end;
+       ++it) {
+    const double share = std::stod((*it)[1]);
+    INFO(it->str());
+    if (share > 100) CHECK((*it)[2] == "~");
+    if (share >= 0 && share < 100) CHECK((*it)[2] == "");
+    any = any || (*it)[2] == "~";
+  }
+  CHECK(test::has(outcome.standard_output, "~: noise of the measurement") == any);
 }

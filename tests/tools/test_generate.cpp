@@ -1,4 +1,6 @@
 // triad generate: seeds, batches, stop tokens, contexts, sampling options; and triad bench decode's CSV.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -73,6 +75,43 @@ TEST_CASE("generate: a text continues past its context, and ends at a stop token
   const Outcome refused = run_program(generate + "--stop 300");
   CHECK(refused.exit_code == 2);
   CHECK(refused.output.find("300") != std::string::npos);
+}
+
+TEST_CASE("generate: a text ends before a stop text, which may be several tokens", "[generate]") {
+  const TemporaryFolder folder;
+  const std::string fresh = init(folder), generate = fresh + "--prompt abc --temperature 0 --tokens 12 ";
+  const auto quoted = [](const std::string& text) {
+    return "--stop=$'" + [&] {
+      std::string escaped;
+      for (const char c : text) escaped += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+      return escaped;
+    }() + "'";
+  };
+  const auto in_bash = [](const std::string& args) {
+    const std::string command = std::string(TRIAD_PROGRAM) + " " + args;
+    std::string script;
+    for (const char c : command) script += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return triad::test::run_command("bash -c '" + script + "'");
+  };
+  const std::string text = printed(generate), sampled = text.substr(3, 12);
+  const std::string stop = sampled.substr(5, 3);
+  const std::string expected = "abc" + sampled.substr(0, sampled.find(stop)) + "\n";
+  CHECK(in_bash(generate + quoted(stop)).standard_output == expected);
+  // What begins as a stop text and does not end as one is printed; a stop text that does not occur changes nothing.
+  CHECK(in_bash(generate + quoted(sampled.substr(10) + "!")).standard_output == text);
+  CHECK(in_bash(generate + quoted("!" + stop) + " " + quoted(stop)).standard_output == expected);
+  const Json line = parse_json(in_bash(generate + "--json " + quoted(stop)).standard_output, "generate");
+  CHECK(line["stopped"] == true);
+  CHECK(line["tokens"].size() == sampled.find(stop) + stop.size());
+  // A text among several ends by itself.
+  CHECK(triad::test::has(in_bash(generate + "--prompt longer " + quoted(stop)).standard_output, expected + "---\n"));
+  for (const auto& [more, why] :
+       {std::pair{"--prompt a --stop ''", "--stop is empty"}, {"--prompt-ids 1 --stop x", "the id of a token"}}) {
+    const Outcome refused = run_program(fresh + more);
+    INFO(refused.output);
+    CHECK(refused.exit_code == 2);
+    CHECK(triad::test::has(refused.output, why));
+  }
 }
 
 TEST_CASE("generate: no tokens, and tokens that the tokenizer lacks", "[generate]") {

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <regex>
 #include <span>
+#include <sstream>
 
 #include "io/data/shards.h"
 #include "io/json_config.h"
@@ -384,4 +385,35 @@ TEST_CASE("tools: options outside of their bounds are refused", "[tools]") {
     CHECK(outcome.output.size() < 200);
   }
   check("train " + kTiny + " --resume ''", 2, {"--resume"});
+}
+
+TEST_CASE("tools: inspect begins with what a run and a checkpoint are", "[tools]") {
+  const TemporaryFolder folder;
+  const std::string run = folder.file("run");
+  REQUIRE(run_program("train " + kTiny +
+                      " --set runtime.device=cpu --set train.steps=4 --set train.eval_every=2 "
+                      "--set train.save_every=2 --set log.out_dir=" +
+                      run)
+              .exit_code == 0);
+  for (const auto& [path, step] : {std::pair{run, "4"}, {run + "/checkpoints/step_2", "2"}}) {
+    const Outcome outcome = run_program("inspect " + path);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    std::istringstream in(outcome.standard_output);
+    std::vector<std::string> head(6);
+    for (std::string& line : head) std::getline(in, line);
+    CHECK(head[1].starts_with(fmt::format("  step {} of 4, loss ", step)));
+    CHECK(has(head[1], fmt::format("(step {}), validation loss ", step)));
+    CHECK(head[1].ends_with(fmt::format("(step {})", step)));
+    CHECK(has(head[2], "2 layers with NSA of width 32"));
+    CHECK(head[3] == "  data: synthetic");
+    CHECK(has(head[4], "2 x 48 tokens, adamw 0.001, fp32"));
+    CHECK(head[5] == "  run: " + run);
+  }
+  // A config of another version.
+  const std::string state = run + "/checkpoints/step_2/state.json";
+  Json other = read_json_file(state);
+  other["config"]["model"].erase("dim");
+  write_text(state, other.dump());
+  CHECK(run_program("inspect " + run + "/checkpoints/step_2").exit_code == 0);
 }

@@ -25,7 +25,8 @@ bool require_script() {
 
 // Runs `triad ARGS` on a terminal with this many columns.
 Outcome on_terminal(const TemporaryFolder& folder, int columns, const std::string& args) {
-  write_text(folder.file("command"), fmt::format("stty cols {}\nexec {} {}\n", columns, TRIAD_PROGRAM, args));
+  write_text(folder.file("command"),
+             fmt::format("stty cols {}\nNO_COLOR=1 exec {} {}\n", columns, TRIAD_PROGRAM, args));
   return run_command("script -qec 'sh " + folder.file("command") + "' /dev/null </dev/null");
 }
 
@@ -185,7 +186,8 @@ TEST_CASE("terminal: no other output corrupts the progress line, which fits", "[
     for (const std::string& line : screen.lines) {
       anomalies += line.starts_with("triad: anomaly loss_plateau");
       if (has(line, "triad: anomaly")) CHECK(line.starts_with("triad: anomaly"));
-      if (has(line, "checkpoint ")) CHECK((line.starts_with("checkpoint ") || line.starts_with("folder ")));
+      if (has(line, "checkpoint ") && !line.starts_with("next: "))
+        CHECK((line.starts_with("checkpoint ") || line.starts_with("folder ")));
     }
     for (const std::string& state : screen.states) {
       if (!state.starts_with("step ") || has(state, "validation")) continue;
@@ -216,4 +218,57 @@ TEST_CASE("terminal: eval and generate show progress on a terminal only", "[term
   CHECK(has(written.output, "generate: 5 of 5 tokens a text"));
   CHECK(has(written.output, "10 tokens in "));
   CHECK(run_command(TRIAD_PROGRAM " " + generate + " 2>&1 >/dev/null").output.empty());
+}
+
+TEST_CASE("terminal: errors are red and warnings yellow, but not in files, and not with NO_COLOR", "[terminal]") {
+  if (!require_script()) return;
+  const TemporaryFolder folder;
+  const std::string red = "\x1b[31m", yellow = "\x1b[33m";
+  const auto with = [&](const std::string& environment, const std::string& more) {
+    write_text(folder.file("command"), fmt::format("{} exec {} {}\n", environment, TRIAD_PROGRAM, more));
+    return run_command("script -qec 'sh " + folder.file("command") + "' /dev/null </dev/null").output;
+  };
+  CHECK(has(with("TERM=xterm", "plan absent.json"), red + "triad: config absent.json"));
+  CHECK(has(with("TERM=xterm", "plan --absent"), red));
+  for (const char* environment : {"TERM=xterm NO_COLOR=1", "TERM=dumb", "TERM=xterm OMPI_COMM_WORLD_RANK=0"}) {
+    INFO(environment);
+    CHECK(!has(with(environment, "plan absent.json"), "\x1b["));
+  }
+  CHECK(!has(run_program("plan absent.json", "TERM=xterm").output, "\x1b["));
+  const std::string few = args(folder, "--set train.steps=1 --set runtime.precision=bf16");
+  CHECK(has(with("TERM=xterm", few), yellow + "triad: "));
+}
+
+TEST_CASE("terminal: a long first step shows that it goes on", "[terminal]") {
+  if (!require_script()) return;
+  const TemporaryFolder folder;
+  // The first product sleeps longer than the time after which a terminal shows where a step is.
+  write_text(folder.file("command"),
+             fmt::format("{}exec {} {}\n", with_faults("TRIAD_FAULTS='0 0.2' TRIAD_FAULTS_MOST_S=4"), TRIAD_PROGRAM,
+                         args(folder, "--set train.steps=2")));
+  const Outcome outcome = run_command("script -qec 'sh " + folder.file("command") + "' /dev/null </dev/null");
+  INFO(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(has(outcome.output, "step 1/2  "));
+  CHECK(has(outcome.output, " so far, in "));
+}
+
+TEST_CASE("terminal: a finished run names the next commands, which run", "[terminal]") {
+  const TemporaryFolder folder;
+  const Outcome outcome = run_program(args(folder, "--set train.steps=2"));
+  INFO(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const size_t begin = outcome.output.find("next: ");
+  REQUIRE(begin != std::string::npos);
+  std::string next = outcome.output.substr(begin + 6);
+  next = next.substr(0, next.find('\n'));
+  for (const auto& [word, value] : {std::pair{"TEXT", "abc"}, {"FOLDER", "exported"}})
+    next.replace(next.find(word), std::string(word).size(), value);
+  next.erase(next.find("for more steps: "), std::string("for more steps: ").size());
+  const Outcome all = run_command("cd " + folder.path() + " && set -e; " + next);
+  INFO(next << "\n" << all.output);
+  CHECK(all.exit_code == 0);
+  CHECK(std::filesystem::exists(folder.file("run/report.html")));
+  CHECK(std::filesystem::exists(folder.file("exported/config.json")));
+  CHECK(has(all.output, "done: 4 steps"));
 }

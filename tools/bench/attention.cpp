@@ -106,9 +106,14 @@ double gigabytes(int64_t bytes) { return static_cast<double>(bytes) * 1e-9; }
 void print_case(const std::string& name, const std::vector<Json>& rows, const AttentionMemory& m, const Json& overlap) {
   fmt::print("\n{}\n{:<12} {:>11} {:>9} {:>9} {:>14} {:>9} {:>9}\n", name, "part", "forward ms", "TFLOP/s", "of floor",
              "backward ms", "TFLOP/s", "of floor");
-  const auto number = [](const Json* row, const char* key, double scale, const char* unit, int decimals) {
-    return row == nullptr ? std::string("-")
-                          : fmt::format("{:.{}f}{}", (*row)[key].get<double>() * scale, decimals, unit);
+  const auto number = [](const Json* row, const char* key, double scale, int decimals) {
+    return row == nullptr ? std::string("-") : fmt::format("{:.{}f}", (*row)[key].get<double>() * scale, decimals);
+  };
+  bool noise = false;  // some share is
+  const auto share = [&](const Json* row) {
+    if (row == nullptr) return std::string("-");
+    noise = noise || is_noise((*row)["share_of_floor"].get<double>());
+    return share_text((*row)["share_of_floor"].get<double>());
   };
   std::vector<std::string> parts;
   for (const Json& row : rows) {
@@ -119,11 +124,11 @@ void print_case(const std::string& name, const std::vector<Json>& rows, const At
     const Json *forward = nullptr, *backward = nullptr;
     for (const Json& row : rows)
       if (row["part"] == part) (row["pass"] == "forward" ? forward : backward) = &row;
-    fmt::print("{:<12} {:>11} {:>9} {:>9} {:>14} {:>9} {:>9}\n", part, number(forward, "us", 1e-3, "", 3),
-               number(forward, "tflop_per_s", 1, "", 1), number(forward, "share_of_floor", 100, "%", 1),
-               number(backward, "us", 1e-3, "", 3), number(backward, "tflop_per_s", 1, "", 1),
-               number(backward, "share_of_floor", 100, "%", 1));
+    fmt::print("{:<12} {:>11} {:>9} {:>9} {:>14} {:>9} {:>9}\n", part, number(forward, "us", 1e-3, 3),
+               number(forward, "tflop_per_s", 1, 1), share(forward), number(backward, "us", 1e-3, 3),
+               number(backward, "tflop_per_s", 1, 1), share(backward));
   }
+  if (noise) fmt::print("{}", kNoiseNote);
   for (const Json& row : rows) {
     if (!row.contains("power") || !row["power"].contains("joules")) continue;
     const double joules = row["power"]["joules"], mflop = row["tflop_per_s"].get<double>() * row["us"].get<double>();

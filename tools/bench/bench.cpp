@@ -163,24 +163,28 @@ void bench_case(OpsBench& bench, const OpCase& c) {
 void print_table(std::span<const Json> rows) {
   fmt::print("{:<24} {:<40} {:<8} {:>11} {:>9} {:>9} {:>15} {:>10} {:>13} {:>20}\n", "op", "case", "pass", "us", "GB/s",
              "TFLOP/s", "of the ceiling", "of a copy", "of traffic", "of a copy, L2 clean");
+  bool noise = false;  // some share is
   for (const Json& r : rows) {
     fmt::print("{:<24} {:<40} ", r["op"].get<std::string>(), r["case"].get<std::string>());
     if (r.contains("skipped")) {
       fmt::print("skipped: {}\n", r["skipped"].get<std::string>());
       continue;
     }
-    fmt::print("{:<8} {:>11.1f} {:>9.1f} {:>9.3g} {:>6.1f}% {:<7}", r["pass"].get<std::string>(), r["us"].get<double>(),
-               r["gb_per_s"].get<double>(), r["tflop_per_s"].get<double>(), 100 * r["share_of_ceiling"].get<double>(),
+    const auto share = [&](const char* key) {
+      noise = noise || is_noise(r[key].get<double>());
+      return share_text(r[key].get<double>());
+    };
+    fmt::print("{:<8} {:>11.1f} {:>9.1f} {:>9.3g} {:>7} {:<7}", r["pass"].get<std::string>(), r["us"].get<double>(),
+               r["gb_per_s"].get<double>(), r["tflop_per_s"].get<double>(), share("share_of_ceiling"),
                r["limited_by"].get<std::string>());
-    if (r.contains("share_of_copy"))
-      fmt::print(" {:>9.1f}% {:>12.1f}%", 100 * r["share_of_copy"].get<double>(),
-                 100 * r["share_of_traffic"].get<double>());
+    if (r.contains("share_of_copy")) fmt::print(" {:>10} {:>13}", share("share_of_copy"), share("share_of_traffic"));
     if (r.contains("us_clean"))
-      fmt::print(" {:>10.1f} us {:>5.1f}%", r["us_clean"].get<double>(), 100 * r["share_of_copy_clean"].get<double>());
+      fmt::print(" {:>10.1f} us {:>6}", r["us_clean"].get<double>(), share("share_of_copy_clean"));
     if (r.contains("power") && r["power"].contains("joules"))
       fmt::print("  {:.4g} mJ, {:.0f} W", 1e3 * r["power"]["joules"].get<double>(), r["power"]["watts"].get<double>());
     fmt::print("\n");
   }
+  if (noise) fmt::print("{}", kNoiseNote);
 }
 
 // Bench cases for the named ops, or of all ops if none is named.

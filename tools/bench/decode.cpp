@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "engine/check.h"
+#include "engine/process/tone.h"
 #include "engine/rng.h"
 #include "kernels/nsa/select_index.h"
 #include "model/decode_session.h"
@@ -357,6 +358,10 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
     fmt::print(file, "{},{:.4f},{:.4f},{:.4f},{:.4f},{},{},{},{}\n", S, r.ms_total, r.ms[kCmp], r.ms[kSel], r.ms[kWin],
                r.reads, expected, r.reads_decode, expected);
     TRIAD_CHECK(std::fflush(file) == 0, "{} cannot be written", o.csv.empty() ? "standard output" : o.csv);
+    for (const auto& [branch, name] : {std::pair{kCmp, "cmp"}, {kSel, "sel"}, {kWin, "win"}})
+      if (is_noise(r.ms[branch] / r.ms_total))
+        print_warning(fmt::format("S {}: ms_{} is noise of the measurement, {}: more --runs show more", S, name,
+                                  r.ms[branch] < 0 ? "less than nothing" : "more than the whole"));
     constexpr double kLeastDifference = 1e-6;  // means over layers are rounded
     for (const double reads : {r.reads, r.reads_decode})
       as_expected = as_expected && std::abs(reads - expected) < kLeastDifference;

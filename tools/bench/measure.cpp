@@ -1,5 +1,7 @@
 #include "tools/bench/measure.h"
 
+#include <fmt/format.h>
+
 #include <deque>
 
 #include "engine/check.h"
@@ -8,6 +10,12 @@
 #include "kernels/step/traffic.h"
 
 namespace triad {
+
+bool is_noise(double share) { return share < 0 || share > 1; }
+
+std::string share_text(double share) {
+  return fmt::format("{:.1f}%{}", 100 * share, is_noise(share) ? kNoiseMark : "");
+}
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

@@ -17,6 +17,14 @@ namespace triad {
 
 double median(std::vector<double> values);
 
+// A share as text: "87.3%", and with a mark if it is noise: negative, or above 1, which only noise of the measurement
+// makes it.
+inline constexpr const char* kNoiseMark = "~";
+inline constexpr const char* kNoiseNote =
+    "~: noise of the measurement: less than nothing, or more than all of what it is a share of\n";
+bool is_noise(double share);
+std::string share_text(double share);
+
 struct Timing {
   double us = 0;  // median time per run
   int runs = 0;

@@ -284,6 +284,11 @@ void print_split(const Split& split, const Config& config, double step_us, const
   const std::map<std::string, double> flops = family_flops(config);
   fmt::print("\n{:<22} {:>9} {:>8} {:>9} {:>9} {:>17}\n", "family", "ms", "of step", "launches", "TFLOP/s",
              "of matrix product");
+  bool noise = false;  // some share is
+  const auto share = [&](double of_product) {
+    noise = noise || is_noise(of_product);
+    return share_text(of_product);
+  };
   for (const Family& family : families()) {
     const auto found = split.family.find(family.name);
     if (found == split.family.end()) continue;
@@ -291,9 +296,10 @@ void print_split(const Split& split, const Config& config, double step_us, const
     fmt::print("{:<22} {:>9.3f} {:>7.1f}% {:>9.0f}", family.name, s.us * 1e-3, 100 * s.us / step_us, s.launches);
     const auto f = flops.find(family.name);
     if (f != flops.end() && f->second > 0)
-      fmt::print(" {:>9.1f} {:>16.1f}%", f->second / s.us * 1e-6, 100 * f->second / s.us * 1e-6 / ceiling.tflop_per_s);
+      fmt::print(" {:>9.1f} {:>17}", f->second / s.us * 1e-6, share(f->second / s.us * 1e-6 / ceiling.tflop_per_s));
     fmt::print("\n");
   }
+  if (noise) fmt::print("{}", kNoiseNote);
   fmt::print("GPU busy {:.1f}% of the time (in traced steps of {:.3f} ms)\n", 100 * split.busy,
              split.busy_step_us * 1e-3);
   if (top == 0) return;

@@ -15,6 +15,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/tone.h"
 #include "io/chat/chat_format.h"
 #include "io/file.h"
 #include "io/tokenizer/text_bytes.h"
@@ -90,8 +91,7 @@ void eval(const Options& o) {
   if (std::optional<ChatFormat> trained = trained_chat(model))
     chat.format = std::make_shared<const ChatFormat>(std::move(*trained));
   const std::shared_ptr<const TokenSource> source = open_tokens(o.loss.data, *tokenizer, vocab_size, o.format, chat);
-  if (const std::string warning = source->warning(); !warning.empty())
-    fmt::print(stderr, "triad: warning: {}\n", warning);
+  if (const std::string warning = source->warning(); !warning.empty()) print_warning("warning: " + warning);
   TRIAD_CHECK(source->size() >= 2, "{} holds {} tokens: at least 2 are needed", source->name(), source->size());
   if (!o.per_document.empty() && source->documents() == nullptr)
     fail(

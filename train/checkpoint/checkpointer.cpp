@@ -123,7 +123,8 @@ void Checkpointer::put_in_place() {
   const std::string folder =
       finish_checkpoint(place_.parent, name_of(state_), temporary_, dump_json(state, 2) + "\n", place_.check);
   place_.check();  // before other checkpoints there are removed
-  thin_out_checkpoints(place_.parent, config_.train.keep_last, config_.train.keep_every);
+  const TrainConfig& t = config_.train;
+  thin_out_checkpoints(place_.parent, t.keep_last, t.keep_every, t.keep_best ? state_.validation.best_step : -1);
   written_ = Written{folder, stall_ms_, seconds_since(began_)};
 }
 

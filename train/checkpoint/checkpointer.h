@@ -1,7 +1,7 @@
 // Checkpointer: writes this rank's checkpoint files while training continues. save() queues a copy of the state to host
 // memory and returns; a separate thread waits for the copy, then writes and syncs the files. If one rank writes whole
-// checkpoints, the thread also renames the folder, and removes the checkpoints that train.keep_last and
-// train.keep_every do not keep. If all ranks write, the first rank does this in publish(), after the last rank.
+// checkpoints, the thread also renames the folder, and removes the checkpoints that train.keep_last, train.keep_every
+// and train.keep_best do not keep. If all ranks write, the first rank does this in publish(), after the last rank.
 #pragma once
 #include <chrono>
 #include <exception>

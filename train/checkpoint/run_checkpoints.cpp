@@ -28,7 +28,7 @@ void RunCheckpoints::begin() {
   report_stage(setup_.runtime->ctx(), Stage::checkpoint);
   if (start_of(setup_.request, setup_.resume_from) == RunFolder::Start::resume) saved_at_ = setup_.initial_state.step;
   if (setup_.resumed()) checkpoint_is_whole(setup_.initial_state.step);
-  if (setup_.config.train.save_every == 0) return;
+  if (setup_.config.train.save_every == 0 && !setup_.config.train.keep_best) return;
   if (bytes() > kMostBytes || saved_at_) {
     run_on_ranks(
         *setup_.comm, setup_.first(), [this] { check_space(); }, "room for checkpoints");

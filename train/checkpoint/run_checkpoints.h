@@ -19,10 +19,10 @@ class RunCheckpoints {
  public:
   RunCheckpoints(RunSetup& setup, RunReporter& reporter);
 
-  // Call before the first step. If train.save_every is set, saves a checkpoint of the initial state, unless the run
-  // resumes in its own folder. The run can then be resumed from its start, and a disk error appears now, not later. A
-  // state over 5 GB, or a resumed run's, isn't saved now; instead this throws if the disk has no room for a checkpoint.
-  // Collective: all ranks call it.
+  // Call before the first step. If train.save_every or train.keep_best is set, saves a checkpoint of the initial state,
+  // unless the run resumes in its own folder. The run can then be resumed from its start, and a disk error appears now,
+  // not later. A state over 5 GB, or a resumed run's, isn't saved now; instead this throws if the disk has no room for
+  // a checkpoint. Collective: all ranks call it.
   void begin();
   // Waits until the previous checkpoint is written and begins one. Collective: all ranks call it.
   void save(const RunState&);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <span>
 #include <system_error>
@@ -22,6 +23,7 @@
 #include "train/checkpoint/run_files.h"
 #include "train/checkpoint/state_part.h"
 #include "train/config/load_config.h"
+#include "train/config/schedule.h"
 
 namespace triad {
 
@@ -35,6 +37,7 @@ constexpr const char* kChat = "chat";
 constexpr const char* kBase = "base";
 constexpr const char* kFiles = "files";
 constexpr const char* kGroup = "packed_group";
+constexpr const char* kValidation = "validation";
 constexpr const char* kInitial = "init";  // checksums of `triad init`'s files
 
 // Reads the values that this rank keeps.
@@ -177,6 +180,21 @@ RowGroups groups_of(const Json& state, const std::string& folder) {
   return groups;
 }
 
+// Checkpoints from before train.keep_best existed, and those before the first evaluation, have none.
+Validation validation_of(const Json& state, const std::string& folder) {
+  const Json object = object_of(state, folder, kValidation);
+  Validation validation;
+  if (object.is_null()) return validation;
+  validation.since = state_number(object, folder, "since");
+  if (!object.contains("best_step")) return validation;
+  validation.best_step = state_number(object, folder, "best_step");
+  const Json loss = object.value("best_loss", Json());
+  TRIAD_CHECK(loss.is_number(), "{}/{}: `{}.best_loss` is {}: a number is needed", folder, kStateFile, kValidation,
+              brief(loss));
+  validation.best_loss = loss.get<double>();
+  return validation;
+}
+
 // Whether the checkpoint says what its data hold.
 bool knows_files(const Json& state, const std::string& folder) {
   const Json data = data_of(state, folder);
@@ -200,6 +218,14 @@ void check_jsonl(const Json& state, const Config& config, const std::string& fol
 
 }  // namespace
 
+void Validation::add(const TrainConfig& train, int64_t step, double loss) {
+  if (best_step >= 0 && stage_at(train, best_step - 1).index != stage_at(train, step - 1).index) *this = {};
+  if (std::isfinite(loss) && (best_step < 0 || loss < best_loss))
+    *this = {.best_step = step, .best_loss = loss};
+  else
+    ++since;
+}
+
 Json state_json(const Config& config, const RunState& state, const Json& files) {
   Json json = {{"format", "triad checkpoint"},
                {"step", state.step},
@@ -207,6 +233,10 @@ Json state_json(const Config& config, const RunState& state, const Json& files) 
                {"tokens", state.tokens},
                {"config", config_to_json(config)}};
   if (!state.origin.is_null()) json[kOrigin] = state.origin;
+  if (const Validation& v = state.validation; v.any()) {
+    json[kValidation] = {{"since", v.since}};
+    if (v.best_step >= 0) json[kValidation].update({{"best_step", v.best_step}, {"best_loss", v.best_loss}});
+  }
   if (!state.data.is_null()) json[kData] = state.data;
   if (!state.base.is_null()) json[kBase] = state.base;
   if (!files.is_null()) json[kFiles] = files;
@@ -321,7 +351,8 @@ RunState load_checkpoint(Context& ctx, const std::string& folder, const Params& 
           .origin = origin_of(state, folder),
           .data = data_of(state, folder),
           .base = object_of(state, folder, kBase),
-          .groups = groups_of(state, folder)};
+          .groups = groups_of(state, folder),
+          .validation = validation_of(state, folder)};
 }
 
 std::vector<std::string> differences(const Config& before, const Config& now) {

@@ -18,6 +18,19 @@ namespace triad {
 
 class ChatFormat;  // io/chat/chat_format.h
 
+// What a run's evaluations have found, for train.keep_best and train.patience. With train.stages only those of a stage
+// are compared, because rows of another length have other losses.
+struct Validation {
+  int64_t best_step = -1;  // the step of the lowest loss; -1: no evaluation so far
+  double best_loss = 0;
+  int64_t since = 0;  // evaluations after it
+
+  bool any() const { return best_step >= 0 || since > 0; }
+  // Takes the loss of an evaluation after `step` steps. One that is not finite is no improvement.
+  void add(const TrainConfig&, int64_t step, double loss);
+  bool out_of_patience(const TrainConfig& train) const { return train.patience > 0 && since >= train.patience; }
+};
+
 // What a resume needs in addition to tensors. Random number generators are counter-based, so these counters are their
 // state.
 struct RunState {
@@ -37,6 +50,7 @@ struct RunState {
   Json data = nullptr;
   Json base = nullptr;    // base_checksums() of a run with train.lora, else null
   RowGroups groups = {};  // data.packing best_fit: the row groups at or before the cursor
+  Validation validation = {};
 };
 
 // What precedes a parameter's name in its moments' names.

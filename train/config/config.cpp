@@ -234,6 +234,9 @@ void Config::check_run() const {
     fail_usage("train.optimizer is muon: it needs runtime.offload none, and that is {}", word_of(runtime.offload));
   if (train.lora && train.init_from.empty())
     fail_usage("train.lora is set, but train.init_from, whose weights the adapters change, is empty");
+  if (train.eval_every == 0 && (train.keep_best || train.patience > 0))
+    fail_usage("{}: it needs evaluations, and train.eval_every is 0",
+               train.keep_best ? "train.keep_best is true" : fmt::format("train.patience is {}", train.patience));
   const int64_t decay = train.schedule == Schedule::wsd ? train.decay_steps() : 0;
   if (decay > 0 && train.warmup_steps + decay > train.steps)
     fail_usage(

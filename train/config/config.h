@@ -87,7 +87,8 @@ struct TrainConfig {
   std::string init_from;
   std::optional<LoraConfig> lora;
   int64_t eval_every = 0, eval_batches = 10, save_every = 0, keep_last = 3, keep_every = 0;
-  bool save_last = true;
+  bool save_last = true, keep_best = false;
+  int64_t patience = 0;
   OnNonfinite on_nonfinite = OnNonfinite::stop;
   bool allow_unsafe = false;
   Precision moments_dtype = Precision::fp32, grads_dtype = Precision::fp32;

@@ -189,6 +189,12 @@ void visit(TrainConfig& c, V&& v) {
     Rule{});
   v("keep_last", c.keep_last, "number of newest checkpoints that are kept; 0: all", at_least(0));
   v("keep_every", c.keep_every, "also keep older checkpoints whose step is a multiple of this; 0: none", at_least(0));
+  v("keep_best", c.keep_best,
+    "save a checkpoint at each validation loss that is the lowest so far, and keep it until there is a lower one",
+    Rule{});
+  v("patience", c.patience,
+    "end the run after this many evaluations in a row without a lower validation loss than before; 0: never",
+    at_least(0));
   v("on_nonfinite", c.on_nonfinite, "what to do if the loss or the gradient norm is not finite: skip the step or stop",
     Rule{});
   v("allow_unsafe", c.allow_unsafe, "allow a long run without checkpoints, or in fp32 on a GPU", Rule{});

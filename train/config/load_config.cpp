@@ -96,7 +96,14 @@ std::string by_variables(const std::string& text, const std::vector<std::string>
 LoadedConfig load_config(Json root, const std::string& name, const std::vector<std::string>& sets) {
   LoadedConfig loaded{.config = {}, .name = name, .environment = {}, .file = {}};
   loaded.environment = apply_environment(root);
-  for (const std::string& assignment : sets) set_json_key(root, assignment);
+  for (const std::string& assignment : sets) {
+    const size_t equals = assignment.find('=');
+    if (const std::string key = equals < assignment.find('.') ? key_named(assignment.substr(0, equals)) : "";
+        !key.empty())
+      fail_usage("--set {}: group.key=value is needed; did you mean {}{}?", shortened(assignment), key,
+                 shortened(assignment.substr(equals)));
+    set_json_key(root, assignment);
+  }
   try {
     loaded.config = config_from_json(root);
   } catch (const UsageError& e) { fail_usage("{}{}", e.what(), by_variables(e.what(), loaded.environment, sets)); }

@@ -90,12 +90,12 @@ std::optional<Recomputed> cheapest_recompute(Config& config, int64_t bytes, cons
 }
 
 // The most sequences in a micro-step that train.micro_batch_size's range and the kernels allow.
-int64_t most_in_micro_step(const Config& config, Device device) {
+int64_t most_in_micro_step(const Config& config, const PlannedDevice& device) {
   return std::min({int64_t{1} << 20, kMostTokens / config.train.seq_len, most_sequences(device, config.model)});
 }
 
 // Micro-batch sizes with which a step keeps its sequences, the largest first.
-std::vector<int64_t> sizes_of(const Config& config, Device device) {
+std::vector<int64_t> sizes_of(const Config& config, const PlannedDevice& device) {
   constexpr int64_t kMostMicroSteps = 1 << 20;  // most train.accumulate_grad_batches
   const int64_t sequences = config.train.micro_batch_size * config.train.accumulate_grad_batches;
   std::vector<int64_t> sizes;
@@ -114,7 +114,7 @@ struct Least {
   Config config;
   int64_t bytes = 0;
 };
-Least least_memory(Config config, Device device, Comm* comm, int64_t most_documents) {
+Least least_memory(Config config, const PlannedDevice& device, Comm* comm, int64_t most_documents) {
   TrainConfig& t = config.train;
   const int64_t sequences = t.micro_batch_size * t.accumulate_grad_batches;
   set_recompute(config, "block");
@@ -134,7 +134,8 @@ Least least_memory(Config config, Device device, Comm* comm, int64_t most_docume
 
 }  // namespace
 
-std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
+std::optional<BatchFit> fit_batch(Config config, const PlannedDevice& device, int64_t bytes, Comm* comm,
+                                  int64_t most_documents) {
   const auto plan_of = [&](int64_t batch) {
     config.train.micro_batch_size = batch;
     return plan_memory(config, device, comm, most_documents);
@@ -151,7 +152,7 @@ std::optional<BatchFit> fit_batch(Config config, Device device, int64_t bytes, C
   return BatchFit{fits, plan_of(fits)};
 }
 
-std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t bytes, Comm* comm,
+std::optional<RecomputeFit> fit_recompute(Config config, const PlannedDevice& device, int64_t bytes, Comm* comm,
                                           int64_t most_documents, const DocumentMix& mix) {
   const TrainConfig& t = config.train;
   const double kept = training_flops(config.model, t.micro_batch_size, t.seq_len, {}, mix);
@@ -161,7 +162,8 @@ std::optional<RecomputeFit> fit_recompute(Config config, Device device, int64_t 
   return RecomputeFit{found->candidate.text, found->candidate.flops / kept, std::move(found->plan)};
 }
 
-std::optional<ZeroFit> fit_zero(Config config, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
+std::optional<ZeroFit> fit_zero(Config config, const PlannedDevice& device, int64_t bytes, Comm* comm,
+                                int64_t most_documents) {
   for (const int64_t zero : zeros_of(config, ranks_of(comm))) {
     if (zero <= config.dist.zero) continue;
     Config with = config;
@@ -172,7 +174,7 @@ std::optional<ZeroFit> fit_zero(Config config, Device device, int64_t bytes, Com
   return std::nullopt;
 }
 
-std::optional<Settings> fit_settings(const Config& given, Device device, int64_t bytes, Comm* comm,
+std::optional<Settings> fit_settings(const Config& given, const PlannedDevice& device, int64_t bytes, Comm* comm,
                                      int64_t most_documents, const DocumentMix& mix) {
   const int64_t ranks = ranks_of(comm), sequences = given.train.micro_batch_size * given.train.accumulate_grad_batches;
   const auto plan_of = [&](const Config& c) { return plan_memory(c, device, comm, most_documents); };
@@ -229,7 +231,8 @@ std::string arguments_of(const Settings& s, int64_t ranks) {
       s.accumulate_grad_batches);
 }
 
-std::string fit_advice(const Config& config, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
+std::string fit_advice(const Config& config, const PlannedDevice& device, int64_t bytes, Comm* comm,
+                       int64_t most_documents) {
   constexpr double kMiB = 1024.0 * 1024.0;
   std::vector<std::string> fits;
   const auto add = [&](const std::string& setting, const MemoryPlan& plan) {
@@ -250,7 +253,8 @@ std::string fit_advice(const Config& config, Device device, int64_t bytes, Comm*
   return "lower train.seq_len or the model's size: not even one sequence fits";
 }
 
-std::string least_need(const Config& given, Device device, int64_t bytes, Comm* comm, int64_t most_documents) {
+std::string least_need(const Config& given, const PlannedDevice& device, int64_t bytes, Comm* comm,
+                       int64_t most_documents) {
   const int64_t ranks = ranks_of(comm);
   const Least least = least_memory(given, device, comm, most_documents);
   std::vector<std::string> less;

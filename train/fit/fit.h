@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "train/fit/cards.h"
 #include "train/fit/step_cost.h"
 #include "train/run/memory_plan.h"
 
@@ -16,7 +17,8 @@ struct BatchFit {
   int64_t micro_batch_size;
   MemoryPlan plan;
 };
-std::optional<BatchFit> fit_batch(Config, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
+std::optional<BatchFit> fit_batch(Config, const PlannedDevice&, int64_t bytes, Comm* comm = nullptr,
+                                  int64_t most_documents = 0);
 
 // The runtime.recompute value that recomputes the fewest FLOPs among those whose peak memory fits into `bytes`, with
 // all other keys unchanged (`pointwise`, which recomputes none, for the fewest layers); nullopt if even recomputing
@@ -26,7 +28,7 @@ struct RecomputeFit {
   double replayed_share;  // recomputed FLOPs relative to a step's FLOPs without recomputation
   MemoryPlan plan;
 };
-std::optional<RecomputeFit> fit_recompute(Config, Device, int64_t bytes, Comm* comm = nullptr,
+std::optional<RecomputeFit> fit_recompute(Config, const PlannedDevice&, int64_t bytes, Comm* comm = nullptr,
                                           int64_t most_documents = 0, const DocumentMix& = {});
 
 // The smallest dist.zero above the config's whose peak memory fits into `bytes`, with all other keys unchanged; nullopt
@@ -35,7 +37,7 @@ struct ZeroFit {
   int64_t zero;
   MemoryPlan plan;
 };
-std::optional<ZeroFit> fit_zero(Config, Device, int64_t bytes, Comm* comm, int64_t most_documents = 0);
+std::optional<ZeroFit> fit_zero(Config, const PlannedDevice&, int64_t bytes, Comm* comm, int64_t most_documents = 0);
 
 // The keys that fit_settings chooses.
 struct Settings {
@@ -48,17 +50,19 @@ struct Settings {
 // train.micro_batch_size and runtime.recompute. A step keeps its tokens, so micro-batch sizes divide a step's
 // sequences, and train.accumulate_grad_batches follows. With equal costs: the smallest dist.zero, then the largest
 // micro-batch. nullopt if nothing fits.
-std::optional<Settings> fit_settings(const Config&, Device, int64_t bytes, Comm* comm = nullptr,
+std::optional<Settings> fit_settings(const Config&, const PlannedDevice&, int64_t bytes, Comm* comm = nullptr,
                                      int64_t most_documents = 0, const DocumentMix& = {});
 // The settings as command arguments: "--set dist.zero=1 --set ...". Without dist.zero for one rank.
 std::string arguments_of(const Settings&, int64_t ranks);
 
 // Config changes that make a run fit into `bytes`, as text for an error message: one key changed, or else fit_settings'
 // changes.
-std::string fit_advice(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
+std::string fit_advice(const Config&, const PlannedDevice&, int64_t bytes, Comm* comm = nullptr,
+                       int64_t most_documents = 0);
 
 // For settings that do not fit into `bytes`: the least memory that the config needs, and what would need less: split
 // masters, state and gradients in bf16, state on the host, more ranks. Part of a sentence.
-std::string least_need(const Config&, Device, int64_t bytes, Comm* comm = nullptr, int64_t most_documents = 0);
+std::string least_need(const Config&, const PlannedDevice&, int64_t bytes, Comm* comm = nullptr,
+                       int64_t most_documents = 0);
 
 }  // namespace triad

@@ -11,9 +11,10 @@ namespace triad {
 
 namespace {
 
-std::vector<ExchangeTotals> exchanges_of_rank(const Config& config, Device device, Comm* comm, int64_t most_documents,
-                                              int64_t rank) {
+std::vector<ExchangeTotals> exchanges_of_rank(const Config& config, const PlannedDevice& device, Comm* comm,
+                                              int64_t most_documents, int64_t rank) {
   Runtime runtime({.device = device, .planning = true});
+  device.describe(runtime.ctx());
   TrainStep step(runtime, config, comm, most_documents, rank);
   ExchangeMeter meter(runtime.ctx(), *step.sequence_group());
   step.micro_step({}, {}, 1);
@@ -36,7 +37,8 @@ int64_t PlannedExchange::most_bytes() const {
   return most;
 }
 
-std::vector<PlannedExchange> plan_exchanges(const Config& config, Device device, Comm* comm, int64_t most_documents) {
+std::vector<PlannedExchange> plan_exchanges(const Config& config, const PlannedDevice& device, Comm* comm,
+                                            int64_t most_documents) {
   std::vector<PlannedExchange> all;
   if (config.dist.context == 1) return all;
   Config micro_step = config;

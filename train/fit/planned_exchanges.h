@@ -6,6 +6,7 @@
 
 #include "engine/comm/comm.h"
 #include "train/config/config.h"
+#include "train/fit/cards.h"
 
 namespace triad {
 
@@ -25,7 +26,8 @@ struct PlannedExchange {
   int64_t most_bytes() const;
 };
 // Exchanges in a group of dist.context ranks; none if it is 1. comm, most_documents: as in plan_memory().
-std::vector<PlannedExchange> plan_exchanges(const Config&, Device, Comm* comm, int64_t most_documents = 0);
+std::vector<PlannedExchange> plan_exchanges(const Config&, const PlannedDevice&, Comm* comm,
+                                            int64_t most_documents = 0);
 // Each kind's most bytes, added up, for one micro-step's passes.
 int64_t most_bytes(const std::vector<PlannedExchange>&);
 

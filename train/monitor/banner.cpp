@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <set>
 
@@ -95,6 +96,7 @@ std::string folder_text(const Config& c) {
         fmt::format("a checkpoint every {}, {}{}", t.save_every == 1 ? "step" : fmt::format("{} steps", t.save_every),
                     t.keep_last == 0 ? "all stay" : fmt::format("the newest {} stay", t.keep_last),
                     t.keep_last > 0 && t.keep_every > 0 ? fmt::format(" and every {}th", t.keep_every) : "");
+  if (t.keep_best) saves += ", and at each lower validation loss, of which the newest stays";
   return fmt::format("{}; {}", c.log.out_dir, saves);
 }
 
@@ -129,7 +131,8 @@ std::vector<std::string> banner_lines(const Config& c, Device device, const Comm
   add("device", fmt::format("{}: {}", device.str(), backend::info(device).name));
   if (comm.world() > 1) add("ranks", ranks_text(c, comm));
   add("memory", fmt::format("{:.0f} MiB planned", run.planned_mib));
-  add("time", time_text(c, device, comm.world(), c.train.steps - run.first_step, run.step_flops));
+  add("time", !run.time.empty() ? run.time
+                                : time_text(c, device, comm.world(), c.train.steps - run.first_step, run.step_flops));
   add("start", run.start);
   add("folder", folder_text(c));
   if (!run.environment.empty()) add("environ", fmt::format("{}", fmt::join(run.environment, "; ")));
@@ -158,6 +161,41 @@ std::vector<std::string> banner_details(const Config& c, const Comm& comm,
     lines.push_back(fmt::format("{:<8}{}", group, dump_json(fields, -1)));
   for (const std::string& line : environment) lines.push_back("environment: " + line);
   return lines;
+}
+
+namespace {
+
+// "370 J", "88.4 kJ", "1.2 GJ".
+std::string joules_text(double joules) {
+  const char* const prefixes[] = {"", "k", "M", "G", "T"};
+  size_t i = 0;
+  for (; joules >= 1000 && i + 1 < std::size(prefixes); ++i) joules /= 1000;
+  return fmt::format("{:.3g} {}J", joules, prefixes[i]);
+}
+
+}  // namespace
+
+std::string run_time_text(const RunTime& time, const Card& card, bool in_parts) {
+  constexpr double kMs = 1e3;
+  const StepTime& step = time.last_step;
+  const std::string parts =
+      !in_parts ? ""
+                : fmt::format(
+                      " (products {:.1f}, attention {:.1f}, kernels bound by memory {:.1f}, update {:.1f}, launches "
+                      "{:.1f}, communication {:.1f})",
+                      step.products * kMs, step.attention * kMs, step.memory * kMs, step.update * kMs,
+                      step.launches * kMs, step.communication * kMs);
+  return fmt::format("about {}, {} tokens/s, {:.1f} ms a step{}, {}; {}", duration_text(time.seconds),
+                     grouped(std::llround(time.tokens_per_s())), step.total() * kMs, parts, joules_text(time.joules),
+                     card.measured
+                         ? fmt::format("by a model of measured steps on {}s", card.name)
+                         : fmt::format("by a model with {}'s data sheet, on which no step was measured", card.name));
+}
+
+std::string estimate_error_text(double estimated, double measured) {
+  const double off = 100 * (measured / estimated - 1);
+  return fmt::format("estimated {} tokens/s, measured {}: {:.1f}% {}", grouped(std::llround(estimated)),
+                     grouped(std::llround(measured)), std::abs(off), off < 0 ? "slower" : "faster");
 }
 
 std::string grouped(int64_t number) {

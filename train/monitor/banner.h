@@ -7,6 +7,7 @@
 
 #include "engine/comm/comm.h"
 #include "train/config/config.h"
+#include "train/fit/step_time.h"
 
 namespace triad {
 
@@ -15,6 +16,7 @@ struct RunSummary {
   double planned_mib = 0;
   double step_flops = 0;                 // FLOPs per step on one rank
   std::string data, documents;           // documents: DataSource::documents
+  std::string time;                      // run_time_text(); empty: there is no estimate for the card
   std::string start;                     // StartTimes::text
   std::vector<std::string> environment;  // one line for each config key that the environment changed
 };
@@ -23,6 +25,12 @@ struct RunSummary {
 std::vector<std::string> banner_lines(const Config&, Device, const Comm&, const RunSummary&);
 // Run details for the log: the ranks and the whole config.
 std::vector<std::string> banner_details(const Config&, const Comm&, const std::vector<std::string>& environment);
+
+// An estimate as text: duration, tokens/s, a step's time, joules, and what it is made of. in_parts: with a step's
+// parts.
+std::string run_time_text(const RunTime&, const Card&, bool in_parts);
+// What an estimate was off by: "estimated 52,083 tokens/s, measured 51,200: 1.7% slower".
+std::string estimate_error_text(double estimated, double measured);
 
 std::string grouped(int64_t number);        // 1234567 as "1,234,567"
 std::string duration_text(double seconds);  // "59s", "1m05s", "2h10m", "3d04h"

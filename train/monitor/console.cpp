@@ -9,6 +9,7 @@
 
 #include "engine/process/progress_line.h"
 #include "engine/process/text.h"
+#include "engine/process/tone.h"
 #include "train/monitor/banner.h"
 
 namespace triad {
@@ -26,7 +27,8 @@ void Console::print(const std::string& text) {
   if (!comm_.first()) return;
   const std::lock_guard lock(terminal_mutex_);
   end_progress_line();
-  std::fputs((text + "\n").c_str(), stdout);
+  const bool warns = terminal_ && text.starts_with("warning:");
+  std::fputs(((warns ? toned(STDOUT_FILENO, Tone::warning, text) : text) + "\n").c_str(), stdout);
   std::fflush(stdout);
 }
 
@@ -55,13 +57,23 @@ void Console::alert(const std::string& said) {
     // and this alert may be about that hang.
     const std::unique_lock lock(terminal_mutex_, std::chrono::seconds(1));
     end_progress_line();
-    std::fputs((line + "\n").c_str(), stderr);
+    std::fputs((toned(STDERR_FILENO, Tone::warning, line) + "\n").c_str(), stderr);
   }
   try {
     log_.append(text + "\n");
   } catch (const std::exception& e) {  // a full disk must not end the run here
     std::fputs(fmt::format("triad: {}\n", e.what()).c_str(), stderr);
   }
+}
+
+void Console::waiting(int64_t step, int64_t steps, double seconds, const std::string& where) {
+  if (!comm_.first()) return;
+  const std::string line =
+      fmt::format("step {}/{}  {} so far, {}", step, steps, duration_text(seconds), printable(where));
+  const std::unique_lock lock(terminal_mutex_, std::chrono::seconds(1));  // see alert()
+  if (terminal_) return show_progress_line(STDOUT_FILENO, cut_line(line, terminal_columns(STDOUT_FILENO) - 1));
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
 }
 
 // On a terminal: redraws the progress line as steps complete. Elsewhere: prints a line for each step that has a row in

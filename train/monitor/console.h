@@ -22,6 +22,10 @@ class Console {
   void detail(const std::string& text);   // writes a line to the log
   // Reports a problem on any rank: shortened on stderr, whole in the rank's log. Any thread may call it.
   void alert(const std::string& text);
+  // Shows that a long first step goes on: by a progress line on a terminal, by a line elsewhere. Any thread may call
+  // it. seconds: since the step began. where: the op that runs.
+  void waiting(int64_t step, int64_t steps, double seconds, const std::string& where);
+  bool terminal() const { return terminal_; }
   // Prints or redraws a step's progress line. steps: train.steps.
   void progress(const StepRecord&, int64_t steps);
 

@@ -42,8 +42,12 @@ class Telemetry {
   void routes(const Routes&);
   void message(const std::string& text) { console_.message(text); }
   void detail(const std::string& text) { console_.detail(text); }
-  // alert() and heartbeat() may be called from any thread.
+  // alert(), waiting() and heartbeat() may be called from any thread.
   void alert(const std::string& text) { console_.alert(text); }
+  void waiting(int64_t step, double seconds, const std::string& where) {
+    console_.waiting(step, config_.train.steps, seconds, where);
+  }
+  bool on_terminal() const { return console_.terminal(); }
   void watched_by(const Watchdog* watchdog) { heartbeats_.watched_by(watchdog); }
   void heartbeat(int64_t step, const std::string& msg, const Json& more = Json::object()) {
     heartbeats_.write(step, msg, more);

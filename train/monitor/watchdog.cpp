@@ -163,6 +163,12 @@ void Watchdog::look(double now_s) {
     callbacks_.heartbeat(first_step_ + place.steps, "stackdump", {{"file", file}});
     if (callbacks_.after_dump) callbacks_.after_dump(first_step_ + place.steps);
   }
+  // The first step loads kernels and records graphs, and may take minutes.
+  if (next_word_s_ == 0) next_word_s_ = now_s + callbacks_.wait_s;
+  if (callbacks_.waiting && place.steps == 0 && now_s >= next_word_s_) {
+    next_word_s_ = now_s + callbacks_.wait_s;
+    callbacks_.waiting(first_step_ + 1, now_s, where(place));
+  }
   // In a long step, writes a heartbeat at intervals shorter than log.hang_s, from which other ranks read which
   // collectives this rank has begun. While the rank is hung none is written, so that "hung" stays its last heartbeat.
   const double pulse_s = std::min(kPulseS, config_.log.hang_s / 3);

@@ -53,6 +53,9 @@ class Watchdog {
     std::function<void(int64_t step, const std::string& msg, const Json&)> heartbeat;
     std::function<void(const std::string&)> alert;
     std::function<void(int64_t step)> after_dump = {};
+    // Shows that the first step goes on; called each wait_s seconds in it. where: the op that runs.
+    std::function<void(int64_t step, double seconds, const std::string& where)> waiting = {};
+    double wait_s = 0;
   };
   // first_step: steps done before this process. folder: the run's folder.
   Watchdog(const Progress&, const Comm&, Device, const Config&, std::string folder, int64_t first_step, Callbacks);
@@ -90,7 +93,7 @@ class Watchdog {
 
   StallRule rule_;
   StallRule::State state_ = StallRule::State::advancing;
-  double next_pulse_s_ = 0;
+  double next_pulse_s_ = 0, next_word_s_ = 0;
   int64_t pulse_step_ = -1;
   mutable std::mutex mutex_;  // guards sample_
   Sample sample_;

@@ -98,10 +98,11 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t 
 namespace {
 
 // The plan for one rank in a group that shares sequences (dist.context).
-MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t most_documents,
+MemoryPlan plan_of_rank(const Config& config, const PlannedDevice& device, Comm* comm, int64_t most_documents,
                         std::vector<MemorySnapshot::Block>* blocks, int64_t rank) {
   Runtime runtime(
       {.device = device, .planning = true, .kernels = config.runtime.kernels, .strict = config.runtime.strict});
+  device.describe(runtime.ctx());
   Config short_step = config;
   short_step.train.accumulate_grad_batches = std::min<int64_t>(config.train.accumulate_grad_batches, 3);
   TrainStep step(runtime, short_step, comm, most_documents, rank);
@@ -129,7 +130,7 @@ MemoryPlan plan_of_rank(const Config& config, Device device, Comm* comm, int64_t
 
 // All ranks get as much memory as the one that needs most. Ranks that share sequences see as many keys in all, but
 // their two runs (spans of tokens) round scratch sizes up differently, so any rank may need the most.
-MemoryPlan plan_memory(const Config& config, Device device, Comm* comm, int64_t most_documents,
+MemoryPlan plan_memory(const Config& config, const PlannedDevice& device, Comm* comm, int64_t most_documents,
                        std::vector<MemorySnapshot::Block>* blocks) {
   for (const TrainStage& stage : stages_of(config.train)) check_sizes(config, stage, comm);
   MemoryPlan most = plan_of_rank(config, device, comm, most_documents, blocks, 0);

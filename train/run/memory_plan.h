@@ -11,6 +11,7 @@
 #include "engine/process/start_times.h"
 #include "io/memory_snapshot.h"
 #include "train/config/config.h"
+#include "train/fit/cards.h"
 
 namespace triad {
 
@@ -25,7 +26,7 @@ struct MemoryPlan {
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 // comm: for a run on several ranks; their communication buffers are counted, but nothing is sent. blocks: if given,
 // receives the planned tensors with their names. most_documents, here and below: as in TrainStep.
-MemoryPlan plan_memory(const Config&, Device, Comm* comm = nullptr, int64_t most_documents = 0,
+MemoryPlan plan_memory(const Config&, const PlannedDevice&, Comm* comm = nullptr, int64_t most_documents = 0,
                        std::vector<MemorySnapshot::Block>* blocks = nullptr);
 
 // Thrown if the planned memory exceeds the free memory, before anything is allocated. The message names the first

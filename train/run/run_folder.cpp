@@ -142,6 +142,13 @@ std::optional<int64_t> RunFolder::complete_at(const std::string& path) {
   }
 }
 
+int64_t RunFolder::evaluations_since(const std::string& path) {
+  const std::string metrics = path + "/metrics.json";
+  try {
+    return parse_json(read_file(metrics), metrics).value(kEvaluationsSince, int64_t{0});
+  } catch (const std::exception&) { return 0; }
+}
+
 std::string RunFolder::rewind(int64_t step) const {
   // A save that was killed may have left a complete later checkpoint under its temporary name: it gets its name back.
   remove_leftovers(checkpoints());

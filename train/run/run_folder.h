@@ -43,6 +43,8 @@ class RunFolder {
 
   // If path is a completed run's folder (it has metrics.json and final weights), the run's last step; else nullopt.
   static std::optional<int64_t> complete_at(const std::string& path);
+  // How many evaluations a completed run's validation loss had not fallen in at its end; 0 if that is not known.
+  static int64_t evaluations_since(const std::string& path);
 
   // Returns the folder to its state at this step, from which the run resumes: removes later steps' memory snapshots and
   // table rows, and moves later checkpoints and another step's final weights to a new folder (set_aside in
@@ -81,7 +83,8 @@ class RunFolder {
   mutable std::pair<uint64_t, int64_t> known_env_;  // inode and time of the env.json that was read last
 };
 
-inline constexpr const char* kRunId = "run";  // the key in env.json
+inline constexpr const char* kRunId = "run";                                // the key in env.json
+inline constexpr const char* kEvaluationsSince = "evaluations_since_best";  // the key in metrics.json
 
 // The run's folder is lost. All ranks throw it together.
 class FolderLost : public Error {

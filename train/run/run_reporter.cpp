@@ -7,11 +7,14 @@
 
 #include "engine/process/counted.h"
 #include "engine/process/text.h"
+#include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/weight_index.h"
 #include "train/checkpoint/run_files.h"
 #include "train/config/load_config.h"
 #include "train/config/schedule.h"
+#include "train/fit/planned_exchanges.h"
+#include "train/fit/step_time.h"
 #include "train/run/initial_state.h"
 #include "train/run/row_documents.h"
 
@@ -91,6 +94,11 @@ double mean_step_flops(const RunSetup& run) {
   return flops_after(run, first) / static_cast<double>(steps);
 }
 
+// The card whose times are estimated; nullopt on the CPU, and on other cards.
+std::optional<Card> card_of(Device device) {
+  return device.is_cuda() ? card_named(backend::info(device).name) : std::nullopt;
+}
+
 // A taught index's numbers in a step, for heartbeats and TensorBoard.
 Json index_of_step(const TrainStep::Result& result) {
   return {{"index_loss", result.index_loss}, {"index_grad_norm", result.index_grad_norm}};
@@ -120,7 +128,8 @@ RunReporter::RunReporter(RunSetup& setup)
       index_report_(config_, setup.folder, setup.first(), setup.resume_step()),
       mixture_(setup.data),
       progress_(setup.device),
-      updates_(steps_before(config_.train, setup.initial_state.step)) {}
+      updates_(steps_before(config_.train, setup.initial_state.step)),
+      validation_(setup.initial_state.validation) {}
 
 void RunReporter::begin(const std::string& set_aside) {
   if (setup_.step.reducer() != nullptr)
@@ -146,6 +155,7 @@ void RunReporter::stage(const TrainStage& stage) {
 
 void RunReporter::print_start(const std::string& set_aside) {
   setup_.times.ends("folder");
+  estimate();
   phases_of_banner_ = setup_.times.phases().size();
   telemetry_.banner(
       {.parameters = count_parameters(config_.model),
@@ -153,6 +163,7 @@ void RunReporter::print_start(const std::string& set_aside) {
        .data = setup_.data.summary + mixture_.text(last_cursor(config_, setup_.comm->world(), setup_.initial_state.step,
                                                                setup_.initial_state.cursor)),
        .documents = setup_.data.documents,
+       .time = estimate_ ? run_time_text(*estimate_, *card_of(setup_.device), /*in_parts=*/false) : "",
        .start = setup_.times.text(),
        .environment = setup_.request.environment});
   telemetry_.detail("data: " + setup_.data.description);
@@ -171,6 +182,20 @@ void RunReporter::print_start(const std::string& set_aside) {
   warn_of_rate();
 }
 
+void RunReporter::estimate() {
+  const std::optional<Card> card = card_of(setup_.device);
+  const int64_t done = setup_.initial_state.step;
+  if (!card || !setup_.first() || done >= config_.train.steps) return;
+  std::vector<DocumentMix> attended;
+  for (const TrainStage& stage : stages_of(config_.train)) attended.push_back(attended_in(setup_.data, stage));
+  const int world = setup_.comm->world();
+  int64_t exchanged = 0;
+  if (config_.dist.context > 1)
+    exchanged = most_bytes(plan_exchanges(in_stage(config_, stages_of(config_.train).back()), setup_.device,
+                                          make_planned_comm(world).get(), setup_.data.most_documents));
+  estimate_ = run_time(config_, *card, world, done, attended, exchanged);
+}
+
 void RunReporter::warn_of_rate() {
   const int64_t step = setup_.initial_state.step;
   const TrainConfig then = config_from_json(config_of_checkpoint(setup_.resume_from)).train;
@@ -183,13 +208,17 @@ void RunReporter::warn_of_rate() {
 }
 
 void RunReporter::start_watchdog() {
+  constexpr double kTerminalWaitS = 2, kWaitS = 30;  // seconds between signs of life in the first step
   setup_.runtime->ctx().listeners->push_back(&progress_);
   watchdog_.emplace(
       progress_, *setup_.comm, setup_.device, config_, setup_.folder.path(), setup_.initial_state.step,
       Watchdog::Callbacks{.heartbeat = [this](int64_t step, const std::string& msg,
                                               const Json& more) { telemetry_.heartbeat(step, msg, more); },
                           .alert = [this](const std::string& text) { telemetry_.alert(text); },
-                          .after_dump = [this](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); }});
+                          .after_dump = [this](int64_t step) { memory_.write_snapshot(fmt::format("step{}", step)); },
+                          .waiting = [this](int64_t step, double seconds,
+                                            const std::string& where) { telemetry_.waiting(step, seconds, where); },
+                          .wait_s = telemetry_.on_terminal() ? kTerminalWaitS : kWaitS});
   telemetry_.watched_by(&*watchdog_);
 }
 
@@ -241,6 +270,8 @@ std::optional<std::string> RunReporter::step(const SettledStep& settled) {
   updates_ += result.finite && result.targets > 0 && lr > 0 && !stage.is_dense(step - 1);
   if (settled_ == 0) first_step_done();
   constexpr int64_t kWarmUpSteps = 5;  // left out of the means if the run has more steps
+  if (settled_ <= 1 || settled_ == kWarmUpSteps) paced_s_ = paced_tokens_ = 0;
+  paced_s_ += settled.step_ms / 1e3, paced_tokens_ += static_cast<double>(setup_.step_tokens(stage));
   if (settled_++ == kWarmUpSteps) comm_ms_ = gather_ms_ = 0, comm_steps_ = 0;
   comm_ms_ += result.times.comm, gather_ms_ += result.times.gather, ++comm_steps_;
   return {};
@@ -303,6 +334,21 @@ void RunReporter::samples(int64_t step, const std::vector<PromptSample>& samples
   if (telemetry_.board() != nullptr) telemetry_.board()->file().add_text(step, "samples", markdown);
 }
 
+void RunReporter::validation(const RunState& state) {
+  const Validation& v = validation_ = state.validation;
+  const TrainConfig& t = config_.train;
+  if ((!t.keep_best && t.patience == 0) || v.since == 0) return;
+  const std::string of = t.patience > 0 ? fmt::format(" of {}", t.patience) : "";
+  const std::string lowest =
+      v.best_step < 0 ? "" : fmt::format("; the lowest loss was {:.4f} in step {}", v.best_loss, v.best_step);
+  telemetry_.message(fmt::format("step {}  {}{} without a lower validation loss{}", state.step,
+                                 counted(v.since, "evaluation"), of, lowest));
+  if (!v.out_of_patience(t)) return;
+  telemetry_.heartbeat(state.step, "patience", {{"since", v.since}, {"best_step", v.best_step}});
+  telemetry_.message(
+      fmt::format("the run ends after step {} of {}: train.patience is {}", state.step, t.steps, t.patience));
+}
+
 void RunReporter::checkpoint(int64_t step, const Checkpointer::Written& written) {
   telemetry_.heartbeat(step, "checkpoint",
                        {{"folder", written.folder}, {"stall_ms", written.stall_ms}, {"write_s", written.write_s}});
@@ -333,6 +379,12 @@ void RunReporter::write_metrics(const RunState& state, double seconds) {
                   {"start_seconds", setup_.times.seconds()}};
   for (const StartTimes::Phase& phase : setup_.times.phases()) metrics["start_phases"][phase.name] = phase.seconds;
   if (std::isfinite(bits_per_byte_)) metrics["bits_per_byte"] = bits_per_byte_;
+  if (const Validation& v = state.validation; v.any()) metrics[kEvaluationsSince] = v.since;
+  if (const Validation& v = state.validation; v.best_step >= 0) {
+    metrics["best_step"] = v.best_step;
+    metrics["best_val_loss"] = v.best_loss;
+  }
+  if (estimate_) metrics["estimated_tokens_per_s"] = estimate_->tokens_per_s();
   if (mixture_.any()) metrics["mixture"] = mixture_.table(state.cursor);
   if (setup_.data.train.masked()) metrics["steps_without_targets"] = without_targets_;
   if (!setup_.data.document_stats.is_null()) metrics["documents"] = setup_.data.document_stats;
@@ -352,11 +404,29 @@ void RunReporter::done(int64_t step, double seconds) {
         setup_.step.shards() != nullptr && setup_.device.is_cuda()
             ? fmt::format("; new weights arrive within {:.3f} ms, during the next forward", mean(gather_ms_))
             : ""));
+  if (estimate_ && paced_s_ > 0)
+    telemetry_.message(estimate_error_text(estimate_->tokens_per_s(), paced_tokens_ / paced_s_));
   const Routes& routes = setup_.runtime->ctx().routes;
   if (routes.fallbacks() > 0) telemetry_.message(routes.summary());
   const std::string loss = std::isfinite(last_loss_) ? fmt::format(", loss {:.4f}", last_loss_) : "";
   telemetry_.message(fmt::format("done: {}{}, {:.1f} s; weights in {}", counted(step, "step"), loss, seconds,
                                  tensors_path(setup_.folder.path())));
+  if (const int64_t best = validation_.best_step; config_.train.keep_best && best >= 0) {
+    const std::string folder = fmt::format("{}/step_{}", setup_.folder.checkpoints(), best);
+    telemetry_.message(fmt::format("the lowest validation loss was {:.4f} in step {}: {}", validation_.best_loss, best,
+                                   is_checkpoint(folder) ? folder : "its checkpoint is not in this folder"));
+  }
+  telemetry_.message(next_commands());
+}
+
+std::string RunReporter::next_commands() const {
+  const std::string program = shell_word(setup_.request.program), path = setup_.folder.path();
+  const std::string run = shell_word(path.starts_with('-') ? "./" + path : path);
+  std::string text = fmt::format("next: {0} report {1}; {0} generate --checkpoint {1} --prompt TEXT", program, run);
+  text += fmt::format("; {0} export {1} --out FOLDER", program, run);
+  if (const int64_t more = 2 * config_.train.steps; config_.train.save_last && config_.train.stages.empty())
+    text += fmt::format("; for more steps: {} train --resume {} --set train.steps={}", program, run, more);
+  return text;
 }
 
 }  // namespace triad

@@ -42,6 +42,7 @@ class RunReporter {
   void kernels(int64_t step, bool with_fallbacks);
   void evaluation(int64_t step, const Evaluation&);
   void samples(int64_t step, const std::vector<PromptSample>&);  // only on the first rank
+  void validation(const RunState&);  // where train.keep_best and train.patience stand after an evaluation
   void checkpoint(int64_t step, const Checkpointer::Written&);
   void memory_snapshot(const std::string& when) { memory_.write_snapshot(when); }
   // Whether an anomaly on this rank requests an orderly stop.
@@ -60,7 +61,9 @@ class RunReporter {
   void print_start(const std::string& set_aside);
   void warn_of_rate();  // reports a learning rate that jumps at a resume
   void start_watchdog();
-  void first_step_done();  // logs start phases that the banner could not have
+  void estimate();                    // estimates the run's time
+  std::string next_commands() const;  // what a user may do with the finished run
+  void first_step_done();             // logs start phases that the banner could not have
   // Reports a step whose loss or gradient is not finite. If the run must end, returns the reason.
   std::optional<std::string> not_finite(int64_t step, const TrainStep::Result&);
   void without_targets(int64_t step);  // reports a step with all targets masked
@@ -81,7 +84,10 @@ class RunReporter {
   // Finished steps that changed the weights, including those before a resume, without dense steps, which don't change
   // the gates.
   int64_t updates_;
+  Validation validation_;
   int64_t settled_ = 0, comm_steps_ = 0;
+  std::optional<RunTime> estimate_;          // the time of the steps left; absent on cards without one
+  double paced_s_ = 0, paced_tokens_ = 0;    // step times without the first steps', and these steps' tokens
   size_t phases_of_banner_ = 0;              // start phases that the banner shows
   double comm_ms_ = 0, gather_ms_ = 0;       // TrainStep::Times fields summed over comm_steps_ steps
   double last_loss_ = NAN, val_loss_ = NAN;  // NaN until the first value is known; metrics.json then has null

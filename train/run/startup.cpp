@@ -63,7 +63,9 @@ std::optional<int64_t> complete_at(const Config& config, const std::string& from
   };
   if (from.empty() || (!means_out_dir(from) && !is_folder(own) && !is_folder(own + "/checkpoints"))) return {};
   const std::optional<int64_t> step = RunFolder::complete_at(own);
-  return step >= config.train.steps ? step : std::nullopt;
+  const int64_t patience = config.train.patience;
+  const bool ended = step && patience > 0 && RunFolder::evaluations_since(own) >= patience;
+  return ended || step >= config.train.steps ? step : std::nullopt;
 }
 
 std::optional<int64_t> find_complete(const TrainRequest& request, Comm& comm) {

@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "engine/process/counted.h"
 #include "engine/process/progress.h"
+#include "engine/process/tone.h"
 #include "train/checkpoint/rank_work.h"
 #include "train/checkpoint/run_checkpoints.h"
 #include "train/run/cpu_advice.h"
@@ -156,15 +157,20 @@ class Trainer {
 
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
     queue_.start_clock();
-    for (const TrainStage& stage : stages_of(config_.train))
-      if (state().step < stage.end && !run_stage(stage)) return stopped();
+    for (const TrainStage& stage : stages_of(config_.train)) {
+      if (state().step >= stage.end || out_of_patience()) continue;
+      if (run_stage(stage) == End::stop) return stopped();
+    }
     const bool trained = state().step > setup_.initial_state.step;
-    if (!trained && config_.train.eval_every > 0) evaluate_and_report();
+    if (!trained && config_.train.eval_every > 0 && !out_of_patience()) report_evaluation();
     finish(std::chrono::duration<double>(StepQueue::Clock::now() - began).count());
   }
 
-  // Runs the rest of a stage. Returns false if the run stops in it.
-  bool run_stage(const TrainStage& stage) {
+  // Why a run ends before its last step: by an orderly stop, or by train.patience, with which it is complete.
+  enum class End { none, stop, patience };
+
+  // Runs the rest of a stage. Returns whether the run ends in it.
+  End run_stage(const TrainStage& stage) {
     settle(/*leave=*/0);
     const StepQueue::Clock::time_point began = StepQueue::Clock::now();
     reporter_->stage(stage);
@@ -176,13 +182,14 @@ class Trainer {
     while (state().step < stage.end) {
       queue_step(loader);
       settle(/*leave=*/setup_.device.is_cuda() ? 1 : 0);
-      if (after_step()) return false;
+      if (const End end = after_step(); end != End::none) return end;
     }
-    return true;
+    return End::none;
   }
 
   const RunState& state() const { return queue_.state(); }
   RunCheckpoints* checkpoints() { return checkpoints_ ? &*checkpoints_ : nullptr; }
+  bool out_of_patience() const { return state().validation.out_of_patience(config_.train); }
   bool due(int64_t every) const { return every > 0 && state().step % every == 0; }
 
   void queue_step(Loader& loader) {
@@ -207,13 +214,13 @@ class Trainer {
     }
   }
 
-  // Evaluation, checkpoint and snapshots after a step, excluded from step times. Returns whether the run stops here.
-  bool after_step() {
+  // Evaluation, checkpoint and snapshots after a step, excluded from step times. Returns whether the run ends here.
+  End after_step() {
     const TrainConfig& t = config_.train;
     const int64_t step = state().step;
     const bool last = step == t.steps, stop = stop_.stops(reporter_->anomaly_stops());
     const bool eval = evaluates_after(t, step);
-    const bool save = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
+    bool save = due(t.save_every) || (last && t.save_every > 0 && t.save_last) || stop;
     const bool snapshot = step == 1 || due(config_.log.memory_every);
     if (eval || save || last || snapshot || checkpoints_->exchanges()) check_folder();
     checkpoints_->poll(step);
@@ -223,24 +230,33 @@ class Trainer {
       run_on_all_ranks(
           *setup_.comm, [&] { reporter_->memory_snapshot(fmt::format("step{}", step)); }, "a memory snapshot");
     if (eval) evaluate_and_report();
+    save = save || (eval && t.keep_best && state().validation.best_step == step);
+    const bool patience = eval && !last && !stop && out_of_patience();
     if (save || last || stop) report_stage(setup_.runtime->ctx(), Stage::checkpoint);
-    reporter_->kernels(step, /*with_fallbacks=*/due(config_.log.every) || last || stop);
+    reporter_->kernels(step, /*with_fallbacks=*/due(config_.log.every) || last || stop || patience);
     if (stop) stop_.exchange_signals();
     if (save) checkpoints_->save(state());
-    if (last || stop) checkpoints_->wait(step);
+    if (last || stop || patience) checkpoints_->wait(step);
     if (stop) stop_.consume_halt();
     queue_.exclude(StepQueue::Clock::now() - began);
-    return stop && !last;
+    return stop && !last ? End::stop : patience ? End::patience : End::none;
   }
 
+  // All ranks take the first one's loss, so that they save and end alike.
   void evaluate_and_report() {
-    const int64_t step = state().step;
-    reporter_->evaluation(step, evaluate(setup_, step));
+    const double loss = report_evaluation();
+    queue_.evaluated(setup_.comm->all_gather_host(loss, "the validation loss").front());
+    reporter_->validation(state());
     if (config_.log.samples.empty()) return;
     const auto sample = [&] {
-      if (setup_.first()) reporter_->samples(step, setup_.sampler->generate());
+      if (setup_.first()) reporter_->samples(state().step, setup_.sampler->generate());
     };
     run_on_all_ranks(*setup_.comm, sample, "samples");
+  }
+  double report_evaluation() {
+    const Evaluation evaluation = evaluate(setup_, state().step);
+    reporter_->evaluation(state().step, evaluation);
+    return evaluation.loss;
   }
 
   // An early stop. If an anomaly on any rank was the cause, the run fails (exit code 1).
@@ -289,15 +305,17 @@ void train_from(const TrainRequest& request, const LaunchEnv& launch) {
   await_stop_signals(/*acknowledge=*/comm->first(), launch.launcher, config.log.out_dir);
   if (comm->first()) {
     const std::string warning = cpu_precision_warning(config, device, request.config_file);
-    if (!warning.empty()) fmt::print(stderr, "triad: {}\n", warning);
+    if (!warning.empty()) print_warning(warning);
   }
   require_shared_folder(config, *comm);
   times.ends("ranks");
   FolderLock lock = lock_folder_for(config, *comm);
   if (const std::optional<int64_t> step = find_complete(request, *comm)) {
     if (comm->first())
-      fmt::print("nothing is left to train: {} is at step {} already, train.steps is {}\n", config.log.out_dir, *step,
-                 config.train.steps);
+      fmt::print("nothing is left to train: {} is at step {} already, {}\n", config.log.out_dir, *step,
+                 *step < config.train.steps
+                     ? fmt::format("where train.patience {} ended it; a larger one goes on", config.train.patience)
+                     : fmt::format("train.steps is {}", config.train.steps));
     return comm->finish();
   }
   Trainer(request, device, std::move(times), std::move(outside), std::move(comm), std::move(lock)).run();

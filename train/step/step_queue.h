@@ -33,6 +33,9 @@ class StepQueue {
   // Waits for the oldest queued step and returns its result.
   SettledStep settle();
 
+  // The loss of an evaluation after the steps so far.
+  void evaluated(double loss) { state_.validation.add(setup_.config.train, state_.step, loss); }
+
   const RunState& state() const { return state_; }
   int64_t queued() const { return queued_; }  // steps whose results settle() has not returned yet
   int64_t next() const { return state_.step + 1; }

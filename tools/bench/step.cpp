@@ -285,9 +285,9 @@ void print_split(const Split& split, const Config& config, double step_us, const
   fmt::print("\n{:<22} {:>9} {:>8} {:>9} {:>9} {:>17}\n", "family", "ms", "of step", "launches", "TFLOP/s",
              "of matrix product");
   bool noise = false;  // some share is
-  const auto share = [&](double of_product) {
-    noise = noise || is_noise(of_product);
-    return share_text(of_product);
+  const auto share = [&](double fraction) {
+    noise = noise || is_noise(fraction);
+    return share_text(fraction);
   };
   for (const Family& family : families()) {
     const auto found = split.family.find(family.name);

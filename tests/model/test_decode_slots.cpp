@@ -40,9 +40,9 @@ struct Stay {
 using Logits = std::map<int64_t, std::vector<std::vector<float>>>;
 
 // Runs sequences in `batch` slots, which are idle before and after them.
-Logits run(const ModelConfig& c, DType dtype, int64_t batch, const std::vector<Stay>& stays) {
-  DecodeSession session(c,
-                        {.device = Device::cpu(), .dtype = dtype, .batch = batch, .context = kContext, .starts = true});
+Logits run(const ModelConfig& c, DType dtype, int64_t batch, const std::vector<Stay>& stays,
+           Device device = Device::cpu()) {
+  DecodeSession session(c, {.device = device, .dtype = dtype, .batch = batch, .context = kContext, .starts = true});
   session.model().params().init(session.ctx(), 7);
   Logits logits;
   for (int64_t step = 0; step < 60; ++step) {

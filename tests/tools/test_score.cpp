@@ -144,6 +144,17 @@ TEST_CASE("score: the greedy continuation is that of generate at temperature 0",
   CHECK(scored[0]["greedy"] == true);
   CHECK(scored[1]["greedy"] == false);
   CHECK(scored[0]["logprob"].get<double>() > scored[1]["logprob"].get<double>());
+  // A last token that is the most likely one, after one that is not; another request shares the window.
+  const std::string wrong = greedy[0] == 'q' ? "p" : "q";
+  const std::string next =
+      parse_json(run_ok("generate --json --temperature 0 --tokens 1" + t.from + "--prompt 'Once upon" + wrong + "'")
+                     .standard_output,
+                 "generate")["text"];
+  const std::vector<Json> shared =
+      t.score({{"Once upon", wrong + next}, {"Once upon", wrong + "~"}, {"Once upon" + wrong, next}});
+  CHECK(shared[0]["greedy"] == false);
+  CHECK(shared[1]["greedy"] == false);
+  CHECK(shared[2]["greedy"] == true);
 }
 
 TEST_CASE("score: standard input and output, files, and malformed lines", "[score]") {

@@ -152,11 +152,12 @@ Tensor Model::final_norm(Context& ctx, Activations& act, int64_t begin, int64_t 
   return h;
 }
 
-void Model::loss(Context& ctx, Activations& act) {
+void Model::loss(Context& ctx, Activations& act, int64_t begin, int64_t end) {
   report_stage(ctx, Stage::head);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor h = final_norm(ctx, act, 0, act.rows(), scope);
-  classifier_forward(ctx, act.row_loss, h, w_.head, act.targets.view({act.rows()}), {.vocab = config_.vocab_size});
+  const Tensor h = final_norm(ctx, act, begin, end, scope);
+  classifier_forward(ctx, act.row_loss.slice(0, begin, end), h, w_.head,
+                     act.targets.view({act.rows()}).slice(0, begin, end), {.vocab = config_.vocab_size});
   layer_context(act, -1).expect_finite(ctx, {{"final norm, head, cross-entropy", "row_loss", act.row_loss}});
 }
 

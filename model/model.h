@@ -79,7 +79,8 @@ class Model {
   void forward(Context&, Activations& act, LayerStats* stats = nullptr, WeightGate* gate = nullptr,
                const AfterLayer& after_layer = nullptr);
   // Call after forward: computes act.row_loss[i], which is 0 where the target is -1.
-  void loss(Context&, Activations& act);
+  void loss(Context& ctx, Activations& act) { loss(ctx, act, 0, act.rows()); }
+  void loss(Context&, Activations& act, int64_t begin, int64_t end);  // the same for rows [begin, end) alone
   // Call once after each forward, because it overwrites tensors in act: computes act.row_loss, and adds the gradients
   // of scales.loss * sum(row_loss) + scales.index * sum(index_loss()) to params().grads(). first: matrix product
   // gradients hold no values yet and are overwritten, so only params().added_grads() must be zeroed before; gradients

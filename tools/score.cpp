@@ -45,7 +45,10 @@ struct Request {
 // the predictions of tokens from index `first` on count.
 struct Window {
   size_t request, begin, size, first;
-  size_t same_as = 0;  // the first window with the same tokens, which is computed for both
+  // The first window with the same tokens but for the last one, which is only predicted, as in questions with answers
+  // of one token: one pass serves all of them.
+  size_t same_as = 0;
+  std::vector<size_t> others = {};  // such windows, if this is the first
   double logprob = 0;
   bool greedy = true;
 };
@@ -131,44 +134,75 @@ std::span<const int32_t> tokens_of(const Window& w, const std::vector<Request>& 
 // Predictions in a window that do not count.
 size_t skipped(const Window& w) { return std::max(w.first - 1, w.begin) - w.begin; }
 
-// Finds equal windows, so that equal requests have equal results wherever they are.
+// Finds windows with the same inputs and counted predictions. Equal requests thereby have equal results.
 void find_equal(std::vector<Window>& windows, const std::vector<Request>& requests) {
+  const auto inputs_of = [&](const Window& w) { return tokens_of(w, requests).first(w.size); };
   std::unordered_multimap<size_t, size_t> by_hash;
   for (size_t i = 0; i < windows.size(); ++i) {
-    const auto tokens = tokens_of(windows[i], requests);
-    const auto* const bytes = reinterpret_cast<const char*>(tokens.data());
-    const size_t hash = std::hash<std::string_view>()({bytes, tokens.size_bytes()});
+    const auto inputs = inputs_of(windows[i]);
+    const auto* const bytes = reinterpret_cast<const char*>(inputs.data());
+    const size_t hash = std::hash<std::string_view>()({bytes, inputs.size_bytes()});
     windows[i].same_as = i;
     const auto [begin, end] = by_hash.equal_range(hash);
     for (auto entry = begin; entry != end; ++entry) {
       const Window& other = windows[entry->second];
-      if (skipped(other) == skipped(windows[i]) && std::ranges::equal(tokens_of(other, requests), tokens))
+      if (skipped(other) == skipped(windows[i]) && std::ranges::equal(inputs_of(other), inputs))
         windows[i].same_as = entry->second;
     }
-    if (windows[i].same_as == i) by_hash.emplace(hash, i);
+    if (windows[i].same_as == i)
+      by_hash.emplace(hash, i);
+    else
+      windows[windows[i].same_as].others.push_back(i);
   }
 }
 
-// Whether each counted token in a window is the model's most likely one. row: row of the window's first token.
-bool is_greedy(LoadedModel& loaded, std::span<const int32_t> tokens, const Window& w, int64_t row) {
-  for (size_t at = skipped(w); at < w.size; at += LoadedModel::kLogitRows) {
-    const size_t n = std::min(w.size - at, static_cast<size_t>(LoadedModel::kLogitRows));
+// Whether the counted predictions of a window up to prediction `end` are of the model's most likely tokens. row: row of
+// the window's first token.
+bool is_greedy(LoadedModel& loaded, std::span<const int32_t> tokens, const Window& w, int64_t row, size_t end) {
+  for (size_t at = skipped(w); at < end; at += LoadedModel::kLogitRows) {
+    const size_t n = std::min(end - at, static_cast<size_t>(LoadedModel::kLogitRows));
     const std::vector<int32_t> likeliest = loaded.likeliest(row + static_cast<int64_t>(at), static_cast<int64_t>(n));
     if (!std::ranges::equal(likeliest, tokens.subspan(at + 1, n))) return false;
   }
   return true;
 }
 
-// Runs forward over windows, which fit into one row, as the row's documents.
-void score_pass(LoadedModel& loaded, const std::vector<Request>& requests, std::span<Window* const> windows) {
+// Fills a window's results, and those of the windows with the same inputs. losses: those of its predictions.
+void read_results(LoadedModel& loaded, const std::vector<Request>& requests, std::vector<Window>& windows, size_t i,
+                  std::span<const double> losses, int64_t row) {
+  Window& w = windows[i];
+  const auto tokens = tokens_of(w, requests);
+  const size_t last = w.size - 1;
+  double before = 0;  // log-probability of all predictions but the last
+  for (const double loss : losses.first(last)) before -= loss;
+  if (w.others.empty()) {
+    w.logprob = before - losses[last];
+    w.greedy = is_greedy(loaded, tokens, w, row, w.size);
+    return;
+  }
+  const int64_t last_row = row + static_cast<int64_t>(last);
+  const bool greedy_before = is_greedy(loaded, tokens, w, row, last);
+  const int32_t likeliest = loaded.likeliest(last_row, 1).at(0);
+  const auto fill = [&](Window& each) {
+    const int32_t target = tokens_of(each, requests).back();
+    each.logprob = before - loaded.row_loss(last_row, target);
+    each.greedy = greedy_before && likeliest == target;
+  };
+  fill(w);
+  for (const size_t other : w.others) fill(windows[other]);
+}
+
+// Runs forward over some windows, which fit into one row, as the row's documents.
+void score_pass(LoadedModel& loaded, const std::vector<Request>& requests, std::vector<Window>& windows,
+                std::span<const size_t> pass) {
   const auto rows = static_cast<size_t>(loaded.activations().rows());
   std::vector<int32_t> tokens, targets, bounds;
-  for (const Window* const w : windows) {
-    const auto all = tokens_of(*w, requests);
+  for (const size_t i : pass) {
+    const auto all = tokens_of(windows[i], requests), counted = all.subspan(1 + skipped(windows[i]));
     bounds.push_back(static_cast<int32_t>(tokens.size()));
     tokens.insert(tokens.end(), all.begin(), all.end() - 1);
-    targets.resize(targets.size() + skipped(*w), -1);
-    targets.insert(targets.end(), all.begin() + 1 + static_cast<std::ptrdiff_t>(skipped(*w)), all.end());
+    targets.resize(targets.size() + skipped(windows[i]), -1);
+    targets.insert(targets.end(), counted.begin(), counted.end());
   }
   if (tokens.size() < rows) bounds.push_back(static_cast<int32_t>(tokens.size()));
   bounds.push_back(static_cast<int32_t>(rows));
@@ -178,12 +212,9 @@ void score_pass(LoadedModel& loaded, const std::vector<Request>& requests, std::
   loaded.model().forward(loaded.ctx(), loaded.activations());
   loaded.model().loss(loaded.ctx(), loaded.activations());
   const std::vector<double> losses = read_floats(loaded.ctx(), loaded.activations().row_loss);
-  for (size_t i = 0; i < windows.size(); ++i) {
-    Window& w = *windows[i];
-    const auto row = static_cast<size_t>(bounds[i]);
-    for (size_t j = 0; j < w.size; ++j) w.logprob -= losses[row + j];
-    w.greedy = is_greedy(loaded, tokens_of(w, requests), w, static_cast<int64_t>(row));
-  }
+  for (size_t i = 0; i < pass.size(); ++i)
+    read_results(loaded, requests, windows, pass[i],
+                 std::span(losses).subspan(static_cast<size_t>(bounds[i]), windows[pass[i]].size), bounds[i]);
 }
 
 // windows: the request's.
@@ -222,20 +253,16 @@ void score_windows(const Options& o, size_t most, const std::vector<Request>& re
   WorkProgress progress("score", "windows", static_cast<int64_t>(windows.size()));
   int64_t tokens = 0;
   for (size_t begin = 0; begin < windows.size();) {
-    std::vector<Window*> pass;
+    std::vector<size_t> pass;
     size_t used = 0, end = begin;
     for (; end < windows.size() && pass.size() < most_windows; ++end) {
-      Window& w = windows[end];
+      const Window& w = windows[end];
       if (w.same_as != end) continue;
       if (used + w.size > room) break;
-      pass.push_back(&w);
+      pass.push_back(end);
       used += w.size;
     }
-    if (!pass.empty()) score_pass(loaded, requests, pass);
-    for (size_t i = begin; i < end; ++i) {
-      Window& w = windows[i];
-      w.logprob = windows[w.same_as].logprob, w.greedy = windows[w.same_as].greedy;
-    }
+    if (!pass.empty()) score_pass(loaded, requests, windows, pass);
     tokens += static_cast<int64_t>(used);
     progress.show(static_cast<int64_t>(end), tokens);
     done(begin = end);

@@ -97,6 +97,13 @@ std::vector<double> LoadedModel::logits(Context& ctx, int64_t begin, int64_t n) 
   return out;
 }
 
+double LoadedModel::row_loss(int64_t row, int32_t target) {
+  Activations& act = *activations_;
+  write(ctx(), act.targets.view({act.rows()}).slice(0, row, row + 1), &target);
+  model_->loss(ctx(), act, row, row + 1);
+  return read_floats(ctx(), act.row_loss.slice(0, row, row + 1)).at(0);
+}
+
 std::vector<int32_t> LoadedModel::likeliest(int64_t begin, int64_t n) { return likeliest(ctx(), begin, n); }
 
 std::vector<int32_t> LoadedModel::likeliest(Context& ctx, int64_t begin, int64_t n) {

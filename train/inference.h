@@ -49,6 +49,8 @@ class LoadedModel {
   // where V is the vocabulary size. n <= kLogitRows.
   static constexpr int64_t kLogitRows = 256;
   std::vector<double> logits(int64_t begin, int64_t n);
+  // Call after forward: the loss of this target in a row.
+  double row_loss(int64_t row, int32_t target);
   // The most likely token in each of these rows, found on the device; -1 where a logit is not finite.
   std::vector<int32_t> likeliest(int64_t begin, int64_t n);
 

@@ -1,10 +1,12 @@
 // Sequences that come and go in a batch: their bits do not depend on the others, and prompts packed into one pass start
 // as each alone.
+#include <algorithm>
 #include <cmath>
 #include <map>
 
 #include "model/decode_session.h"
 #include "tests/support/decode_fixture.h"
+#include "tests/support/skip.h"
 #include "tests/support/test.h"
 
 using namespace triad;
@@ -14,10 +16,13 @@ namespace {
 
 constexpr int64_t kContext = 96;
 
-std::vector<std::pair<const char*, ModelConfig>> all_kinds() {
-  auto kinds = layer_variants(config_of(Phi::conv, GateKind::softmax, 6, 2));
-  for (const Phi phi : {Phi::avg, Phi::mlp}) kinds.emplace_back("nsa", config_of(phi, GateKind::sigmoid, 6, 2));
-  ModelConfig dense = config_of(Phi::avg, GateKind::softmax, 6, 2), shared_lists = kinds[2].second;
+std::vector<std::pair<const char*, ModelConfig>> all_kinds(Device device = Device::cpu()) {
+  const auto config = [&](Phi phi, GateKind gate) {
+    return device.is_cuda() ? gpu_config(phi, gate, 6, 2, 64) : config_of(phi, gate, 6, 2);
+  };
+  auto kinds = layer_variants(config(Phi::conv, GateKind::softmax));
+  for (const Phi phi : {Phi::avg, Phi::mlp}) kinds.emplace_back("nsa", config(phi, GateKind::sigmoid));
+  ModelConfig dense = config(Phi::avg, GateKind::softmax), shared_lists = kinds[2].second;
   dense.attention = AttentionKind::dense, dense.mlp = MlpKind::swiglu, dense.mlp_hidden = 24;
   shared_lists.nsa.every = 4;
   dense.resolve(), shared_lists.resolve();
@@ -35,9 +40,9 @@ struct Stay {
 using Logits = std::map<int64_t, std::vector<std::vector<float>>>;
 
 // Runs sequences in `batch` slots, which are idle before and after them.
-Logits run(const ModelConfig& c, DType dtype, int64_t batch, const std::vector<Stay>& stays) {
-  DecodeSession session(c,
-                        {.device = Device::cpu(), .dtype = dtype, .batch = batch, .context = kContext, .starts = true});
+Logits run(const ModelConfig& c, DType dtype, int64_t batch, const std::vector<Stay>& stays,
+           Device device = Device::cpu()) {
+  DecodeSession session(c, {.device = device, .dtype = dtype, .batch = batch, .context = kContext, .starts = true});
   session.model().params().init(session.ctx(), 7);
   Logits logits;
   for (int64_t step = 0; step < 60; ++step) {
@@ -70,25 +75,65 @@ Logits run(const ModelConfig& c, DType dtype, int64_t batch, const std::vector<S
 
 }  // namespace
 
+namespace {
+
+const Stay kAlone = {.text = 0, .b = 0, .from = 0, .prompt = 21, .steps = 40};
+
+// The sequence kAlone in slot 2 of 3, and others in the other slots.
+std::vector<Stay> among_few() {
+  Stay last = kAlone;
+  last.b = 2;
+  return {last,
+          {.text = 1, .b = 0, .from = 0, .prompt = 50, .steps = 9},
+          {.text = 2, .b = 0, .from = 12, .prompt = 1, .steps = 3},
+          {.text = 3, .b = 1, .from = 5, .prompt = 33, .steps = 50},
+          {.text = 4, .b = 0, .from = 20, .prompt = 70, .steps = 20}};
+}
+
+// In slot 11 of 12, where it begins later than others.
+std::vector<Stay> among_many() {
+  Stay late = kAlone;
+  late.b = 11, late.from = 7;
+  std::vector<Stay> all = {late};
+  for (int64_t b = 0; b < 11; ++b) all.push_back({.text = b + 1, .b = b, .from = b, .prompt = 3 + 5 * b, .steps = 20});
+  return all;
+}
+
+}  // namespace
+
 TEST_CASE("decode: on the CPU a sequence has the same bits alone and among others that come and go", "[decode]") {
-  const Stay alone = {.text = 0, .b = 0, .from = 0, .prompt = 21, .steps = 40};
-  Stay last = alone, late = alone;
-  last.b = 2, late.b = 11, late.from = 7;
-  const std::vector<Stay> few = {last,
-                                 {.text = 1, .b = 0, .from = 0, .prompt = 50, .steps = 9},
-                                 {.text = 2, .b = 0, .from = 12, .prompt = 1, .steps = 3},
-                                 {.text = 3, .b = 1, .from = 5, .prompt = 33, .steps = 50},
-                                 {.text = 4, .b = 0, .from = 20, .prompt = 70, .steps = 20}};
-  std::vector<Stay> many = {late};
-  for (int64_t b = 0; b < 11; ++b) many.push_back({.text = b + 1, .b = b, .from = b, .prompt = 3 + 5 * b, .steps = 20});
   for (const auto& [name, c] : all_kinds())
     for (const DType dtype : {DType::f32, DType::bf16}) {
       INFO(name << ", " << name_of(dtype));
-      const std::vector<std::vector<float>> expected = run(c, dtype, 1, {alone}).at(0);
+      const std::vector<std::vector<float>> expected = run(c, dtype, 1, {kAlone}).at(0);
       REQUIRE(expected.size() == 41);
-      CHECK(run(c, dtype, 3, few).at(0) == expected);
-      CHECK(run(c, dtype, 12, many).at(0) == expected);
+      CHECK(run(c, dtype, 3, among_few()).at(0) == expected);
+      CHECK(run(c, dtype, 12, among_many()).at(0) == expected);
     }
+}
+
+TEST_CASE("decode: on the GPU a sequence has the same bits in a batch, whoever else is in it, and close ones in others",
+          "[decode][gpu]") {
+  if (!require_gpu()) return;
+  const Device gpu = Device::cuda();
+  for (const auto& [name, c] : all_kinds(gpu)) {
+    const Logits one = run(c, DType::bf16, 1, {kAlone}, gpu), three = run(c, DType::bf16, 3, {kAlone}, gpu),
+                 twelve = run(c, DType::bf16, 12, {kAlone}, gpu);
+    INFO(name);
+    CHECK(run(c, DType::bf16, 3, among_few(), gpu).at(0) == three.at(0));
+    CHECK(run(c, DType::bf16, 12, among_many(), gpu).at(0) == twelve.at(0));
+    // Other kernels compute other batches: the likeliest token may differ where two logits are about equal in bf16.
+    constexpr float kClose = 0x1p-8f;
+    for (const Logits* const other : {&three, &twelve})
+      for (size_t i = 0; i < one.at(0).size(); ++i) {
+        const std::vector<float>&want = one.at(0)[i], &got = other->at(0)[i];
+        const auto likeliest = [](const std::vector<float>& row) {
+          return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
+        };
+        const size_t a = likeliest(want), b = likeliest(got);
+        if (a != b) CHECK(want[a] - want[b] <= kClose * std::max(1.0f, std::abs(want[a])));
+      }
+  }
 }
 
 TEST_CASE("decode: prompts packed into one pass start as each alone", "[decode]") {

@@ -28,7 +28,7 @@ struct Fresh {
     return outcome.standard_output;
   }
   // The output for a file with these lines.
-  std::string of_lines(const std::string& lines, const std::string& args = "") const {
+  std::string continued(const std::string& lines, const std::string& args = "") const {
     write_text(folder.file("prompts"), lines);
     return printed("--prompts " + folder.file("prompts") + " " + args);
   }
@@ -57,13 +57,13 @@ TEST_CASE("generate --prompts: each text is what the prompt gives alone, in any 
       alone.push_back(f.printed(
           fmt::format("--json --prompt {} --tokens {} --temperature {} --seed {}", prompt, tokens, temperature, seed)));
   }
-  const std::string all = f.of_lines(lines, "--batch 1");
+  const std::string all = f.continued(lines, "--batch 1");
   const std::vector<Json> texts = parsed(all);
   REQUIRE(texts.size() == 25);
   for (size_t i = 0; i < alone.size(); ++i) CHECK(texts[6 * i] == parse_json(alone[i], "alone"));
   for (const char* args : {"--batch 3", "--batch 16", "--batch 100", ""}) {
     INFO(args);
-    CHECK(f.of_lines(lines, args) == all);
+    CHECK(f.continued(lines, args) == all);
   }
   const Outcome piped =
       run_command("cat " + f.folder.file("prompts") + " | " TRIAD_PROGRAM " " + f.generate + "--prompts - --batch 5");
@@ -73,28 +73,28 @@ TEST_CASE("generate --prompts: each text is what the prompt gives alone, in any 
 TEST_CASE("generate --prompts: plain lines, blank ones, ids, and the command line's options", "[generate]") {
   const Fresh f;
   const std::string args = "--tokens 9 --seed 4 ";
-  const std::string plain = f.of_lines("one\n\n \r\nand two\r\nthree", args);
+  const std::string plain = f.continued("one\n\n \r\nand two\r\nthree", args);
   CHECK(plain == f.printed(args + "--json --prompt one --prompt 'and two' --prompt three"));
-  CHECK(f.of_lines(R"({"prompt": "one"})"
-                   "\n\n"
-                   R"({"prompt": "and two"})"
-                   "\n"
-                   R"({"prompt": "three", "stop": null})",
-                   args) == plain);
-  CHECK(parsed(f.of_lines("{\"a\n", "--format text --tokens 0")).at(0)["prompt"] == "{\"a");
+  CHECK(f.continued(R"({"prompt": "one"})"
+                    "\n\n"
+                    R"({"prompt": "and two"})"
+                    "\n"
+                    R"({"prompt": "three", "stop": null})",
+                    args) == plain);
+  CHECK(parsed(f.continued("{\"a\n", "--format text --tokens 0")).at(0)["prompt"] == "{\"a");
   // A document's beginning is a prompt, too.
-  CHECK(f.of_lines("{\"prompt\": \"\"}\n{\"prompt_ids\": [1, 255]}\n", args) ==
+  CHECK(f.continued("{\"prompt\": \"\"}\n{\"prompt_ids\": [1, 255]}\n", args) ==
         f.printed(args + "--json --prompt '' --prompt-ids 1,255"));
   // A seed of its own makes a line independent of its place.
-  const std::string seeded = R"({"prompt": "x", "seed": 4})", twice = f.of_lines(seeded + "\n" + seeded + "\n", args);
-  CHECK(twice == f.of_lines(R"({"prompt": "x"})", args) + f.of_lines(R"({"prompt": "x"})", args));
-  CHECK(f.of_lines("x\nx\n", args) != twice);
+  const std::string seeded = R"({"prompt": "x", "seed": 4})", twice = f.continued(seeded + "\n" + seeded + "\n", args);
+  CHECK(twice == f.continued(R"({"prompt": "x"})", args) + f.continued(R"({"prompt": "x"})", args));
+  CHECK(f.continued("x\nx\n", args) != twice);
 }
 
 TEST_CASE("generate --prompts: a text ends before a stop text", "[generate]") {
   const Fresh f;
   const std::string options = "--seed 3 --tokens 90 ";
-  const Json whole = parsed(f.of_lines("abc\n", options)).at(0);
+  const Json whole = parsed(f.continued("abc\n", options)).at(0);
   // Most bytes of a random model are no letters, so a stop text is looked for among those that are.
   std::string text = whole["text"];
   size_t at = 1;
@@ -103,9 +103,9 @@ TEST_CASE("generate --prompts: a text ends before a stop text", "[generate]") {
   REQUIRE(at + 1 < text.size());
   const std::string stop = text.substr(at, 2);  // two tokens
   const auto with = [&](const Json& stops) {
-    return parsed(f.of_lines(Json({{"prompt", "abc"}, {"stop", stops}}).dump(), options)).at(0);
+    return parsed(f.continued(Json({{"prompt", "abc"}, {"stop", stops}}).dump(), options)).at(0);
   };
-  for (const Json& stops : {Json(stop), Json::array({"no such text", stop}), Json::array({stop, stop.substr(1)})}) {
+  for (const Json& stops : {Json(stop), Json::array({"no such text", stop}), Json::array({stop.substr(1), stop})}) {
     const Json cut = with(stops);
     INFO(stops.dump() << " in " << whole.dump());
     CHECK(cut["text"] == text.substr(0, text.find(stop)));
@@ -118,7 +118,7 @@ TEST_CASE("generate --prompts: a text ends before a stop text", "[generate]") {
 
 TEST_CASE("generate --prompts: bad lines have an error each, and the others their texts", "[generate]") {
   const Fresh f;
-  const std::string good = R"({"prompt": "good", "max_tokens": 2})", result = f.of_lines(good);
+  const std::string good = R"({"prompt": "good", "max_tokens": 2})", result = f.continued(good);
   const std::string too_long(60, 'x');
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"({"prompt": "a")", "line 2"},
@@ -164,7 +164,7 @@ TEST_CASE("generate --prompts: bad lines have an error each, and the others thei
     CHECK(all.back()["prompt"] == "good");
   }
   const std::string truncated = R"({"prompt": ")" + too_long + R"(", "truncate": true, "max_tokens": 1})";
-  CHECK(parsed(f.of_lines(truncated)).at(0)["tokens"].size() == 1);
+  CHECK(parsed(f.continued(truncated)).at(0)["tokens"].size() == 1);
   // More bad lines than texts are kept in memory, before a good one.
   std::string many;
   for (int i = 0; i < 200; ++i) many += "{}\n";

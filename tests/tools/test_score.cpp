@@ -94,12 +94,13 @@ TEST_CASE("score: a request has the same result alone and packed with others, an
     requests.emplace_back(std::string(static_cast<size_t>(i * i % 45), static_cast<char>('a' + i % 3)) + " sheep",
                           i % 4 == 0 ? std::string(1, 'x') : fmt::format(" and {} goats", i));
   requests.emplace_back("", std::string(100, 'y'));  // several windows
+  for (const char* choice : {"A", "B", "C", "\n", "AB"}) requests.emplace_back("1 sheep, B goats. Answer:", choice);
   requests.push_back(requests[5]);
   const std::vector<Json> packed = t.score(requests), narrow = t.score(requests, "--batch 1");
   REQUIRE(packed.size() == requests.size());
   CHECK(packed.back() == packed[5]);
   CHECK(narrow.back() == narrow[5]);
-  for (size_t i = 0; i < requests.size(); i += 3) {
+  for (size_t i = 0; i < requests.size(); i += i < 21 ? 3 : 1) {
     const Json alone = t.score({requests[i]}).at(0);
     for (const Json& among : {packed[i], narrow[i]}) {
       INFO(i << ": " << among.dump() << ", alone " << alone.dump());
@@ -143,6 +144,17 @@ TEST_CASE("score: the greedy continuation is that of generate at temperature 0",
   CHECK(scored[0]["greedy"] == true);
   CHECK(scored[1]["greedy"] == false);
   CHECK(scored[0]["logprob"].get<double>() > scored[1]["logprob"].get<double>());
+  // A last token that is the most likely one, after one that is not; another request shares the window.
+  const std::string wrong = greedy[0] == 'q' ? "p" : "q";
+  const std::string next =
+      parse_json(run_ok("generate --json --temperature 0 --tokens 1" + t.from + "--prompt 'Once upon" + wrong + "'")
+                     .standard_output,
+                 "generate")["text"];
+  const std::vector<Json> shared =
+      t.score({{"Once upon", wrong + next}, {"Once upon", wrong + "~"}, {"Once upon" + wrong, next}});
+  CHECK(shared[0]["greedy"] == false);
+  CHECK(shared[1]["greedy"] == false);
+  CHECK(shared[2]["greedy"] == true);
 }
 
 TEST_CASE("score: standard input and output, files, and malformed lines", "[score]") {
@@ -155,6 +167,9 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   INFO(piped.output);
   REQUIRE(piped.exit_code == 0);
   CHECK(json_lines(piped.standard_output).size() == 2);
+  const Outcome full = run_command(TRIAD_PROGRAM " " + score + t.folder.file("good") + " > /dev/full");
+  CHECK(full.exit_code == 1);
+  CHECK(has(full.output, "standard output cannot be written: No space left on device"));
   CHECK(run_ok(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
   CHECK(read_text(t.folder.file("out")) == piped.standard_output);
   // A line that is no request has an error in its place, and the others have their results.

@@ -234,8 +234,10 @@ Json describe_card(const Options& o, const Config& config, const PlannedDevice& 
   const std::optional<RunTime> time =
       run_time(config, card, o.ranks, 0, documents.attended, exchanged_bytes(config, device, ranks, documents));
   if (!o.json)
-    fmt::print("{}: {:.1f} of {:.1f} GB are left{}\n{}\n", card.name, gb(left < 0 ? -left : left), gb(room),
-               left < 0 ? " over: it does not fit (--fit finds settings that do)" : "",
+    fmt::print("{}: {}\n{}\n", card.name,
+               left < 0 ? fmt::format("it does not fit: {:.1f} GB more than its {:.1f} (--fit finds settings that fit)",
+                                      gb(-left), gb(room))
+                        : fmt::format("{:.1f} of {:.1f} GB are left", gb(left), gb(room)),
                time ? run_time_text(*time, card, /*in_parts=*/true)
                     : "no estimate of its time: runtime.precision is fp32, of which there are no measured steps");
   if (!time) return out;

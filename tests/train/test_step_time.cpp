@@ -50,7 +50,7 @@ const std::vector<Measured>& rows() {
       {"h200", "m7c_125m", k4x8192, 1, 464681, 0, 0},
       {"h200", "m7c_125m", {"train.micro_batch_size=1"}, 1, 271827, 0, 0},
       {"h200", "m7c_1m", with(k1x65536, none), 1, 416775, 0, 0},
-      // tests/baselines/findings/step.md and what its commit measured beside fp8, on 2026-11-29
+      // measured beside fp8 on 2026-11-29; in no kept row
       {"h200", "llama_1b", with(k4x8192, {"runtime.recompute=block"}), 1, 52083, 26.8, 446.6},
       {"h100", "m7c_125m", {}, 1, 486145, 9.806, 48.1},
       {"h100", "m7c_125m", k4x8192, 1, 440706, 9.807, 0},

@@ -45,6 +45,9 @@ void check_sizes(const Config& run_config, const TrainStage& stage, const Comm* 
 // threads and batches.
 int64_t left_free(int64_t free_bytes) { return std::min<int64_t>(int64_t{256} << 20, free_bytes); }
 
+// What is free differs a little from start to start, so that a run which is told to fit gets less than all of it.
+int64_t advised_room(int64_t room) { return room - std::min(room / 100, int64_t{64} << 20); }
+
 // Builds the error for a run that does not fit. Lays out the planned memory, scratch first, then tensor after tensor,
 // to find the first tensor that does not fit.
 PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t most_documents, const DeviceInfo& info,
@@ -88,7 +91,7 @@ PlanTooLarge too_large(const Config& config, Device device, Comm* comm, int64_t 
       config.train.stages.empty()
           ? ""
           : fmt::format(", with {} (train.stages)", counted(config.train.stages.size(), "stage")),
-      fit_advice(config, device, room, comm, most_documents), memory_by_name(s));
+      fit_advice(config, device, advised_room(room), comm, most_documents), memory_by_name(s));
   message.pop_back();  // removes the last newline
   return PlanTooLarge(std::move(s), message);
 }

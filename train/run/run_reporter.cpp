@@ -424,8 +424,11 @@ std::string RunReporter::next_commands() const {
   const std::string run = shell_word(path.starts_with('-') ? "./" + path : path);
   std::string text = fmt::format("next: {0} report {1}; {0} generate --checkpoint {1} --prompt TEXT", program, run);
   text += fmt::format("; {0} export {1} --out FOLDER", program, run);
-  if (const int64_t more = 2 * config_.train.steps; config_.train.save_last && config_.train.stages.empty())
-    text += fmt::format("; for more steps: {} train --resume {} --set train.steps={}", program, run, more);
+  const TrainConfig& t = config_.train;
+  if (t.save_last && t.stages.empty())
+    text += fmt::format("; for more steps: {} train --resume {} --set {}", program, run,
+                        validation_.out_of_patience(t) ? fmt::format("train.patience={}", 2 * t.patience)
+                                                       : fmt::format("train.steps={}", 2 * t.steps));
   return text;
 }
 

@@ -239,7 +239,7 @@ Json describe_card(const Options& o, const Config& config, const PlannedDevice& 
                                       gb(-left), gb(room))
                         : fmt::format("{:.1f} of {:.1f} GB are left", gb(left), gb(room)),
                time ? run_time_text(*time, card, /*in_parts=*/true)
-                    : "no estimate of its time: runtime.precision is fp32, of which there are no measured steps");
+                    : "no estimate of its time: no steps in fp32 or with train.lora were measured");
   if (!time) return out;
   const StepTime& step = time->last_step;
   out["tokens_per_s"] = time->tokens_per_s();

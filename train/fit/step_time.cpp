@@ -95,7 +95,7 @@ double update_seconds(const Config& config, const Card& card, int64_t ranks) {
 
 std::optional<StepTime> step_time(const Config& config, const Card& card, int64_t ranks, const DocumentMix& mix,
                                   int64_t exchanged) {
-  if (config.runtime.precision != Precision::bf16) return std::nullopt;
+  if (config.runtime.precision != Precision::bf16 || config.train.lora) return std::nullopt;
   const TrainConfig& t = config.train;
   const auto micro_steps = static_cast<double>(t.accumulate_grad_batches),
              share = 1 / static_cast<double>(config.dist.context);

@@ -20,8 +20,8 @@ struct StepTime {
   double communication = 0;  // what doesn't overlap of gradients, weights and exchanges
   double total() const { return products + attention + memory + update + launches + communication; }
 };
-// A step of a config, which has one stage. exchanged: as in step_cost(). nullopt if the compute dtype is not bf16:
-// there are no rows of it.
+// A step of a config, which has one stage. exchanged: as in step_cost(). nullopt for fp32 and for adapters
+// (train.lora): there are no rows of them.
 std::optional<StepTime> step_time(const Config&, const Card&, int64_t ranks, const DocumentMix& = {},
                                   int64_t exchanged = 0);
 

@@ -161,6 +161,9 @@ TEST_CASE("bench: dense attention and steps", "[bench]") {
   REQUIRE(rows.size() == 2);
   const Json& row = rows[1];
   CHECK(std::abs(row["tokens_per_s"].get<double>() * row["us"].get<double>() - 2 * 48e6) < 1);
+  check("bench step " + kTiny + " --steps 1 --warm-up 0 --set runtime.device=cpu --set nsa.selector=index --set "
+        "nsa.select_every=2 --set train.lora.rank=2 --append " + kept, 0,
+        {"tiny 2x48 nsa, index, select_every 2, lora 2: "});
   const std::string named = folder.file("named.jsonl");  // CONFIG in the environment names the config
   for (const char* verb :
        {"step --steps 1 --warm-up 0", "prefill --lengths 20 --runs 1", "decode --lengths 20 --runs 1"}) {

@@ -348,16 +348,22 @@ void print_ranks(const Json& ranks, const Comm& comm) {
   }
 }
 
+// The config's name, the step's rows and what else decides its time: a kept row is compared with those of its name.
 std::string case_name(const LoadedConfig& loaded, int64_t ranks) {
   const Config& c = loaded.config;
+  const NsaConfig& nsa = c.model.nsa;
   std::string name =
       fmt::format("{} {}x{} {}", loaded.name, c.train.micro_batch_size, c.train.seq_len, word_of(c.model.attention));
   if (c.train.accumulate_grad_batches > 1) name += fmt::format(" x{}", c.train.accumulate_grad_batches);
-  if (ranks == 1) return name;
-  name += fmt::format(" on {} ranks", ranks);
+  if (ranks > 1) name += fmt::format(" on {} ranks", ranks);
+  if (c.model.attention == AttentionKind::nsa && nsa.selector == Selector::index) name += ", index";
+  if (c.runtime.matmul_dtype == MatmulDType::fp8) name += ", fp8";
   for (const auto& [key, value, usual] :
-       {std::tuple{"context", c.dist.context, int64_t{1}}, std::tuple{"zero", c.dist.zero, int64_t{0}},
-        std::tuple{"replicas", c.dist.replicas, int64_t{1}}})
+       {std::tuple{"context", c.dist.context, int64_t{1}},
+        std::tuple{"zero", ranks > 1 ? c.dist.zero : 0, int64_t{0}},
+        std::tuple{"replicas", c.dist.replicas, int64_t{1}},
+        std::tuple{"select_every", nsa.every, int64_t{1}},
+        std::tuple{"lora", c.train.lora ? c.train.lora->rank : 0, int64_t{0}}})
     if (value != usual) name += fmt::format(", {} {}", key, value);
   return name;
 }

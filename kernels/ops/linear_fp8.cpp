@@ -25,8 +25,21 @@ void decode(Context& ctx, Tensor values, const E4m3Rows& rows) {
   });
 }
 
-Tensor decoded(Context& ctx, Scratch::Scope& scope, const E4m3Rows& rows, DType dtype) {
-  const Tensor values = scope.alloc(dtype, rows.q.shape(), "values of e4m3 rows");
+// The values of a transpose as T.
+template <class T>
+void decode(Context& ctx, Tensor values, const E4m3Columns& columns) {
+  const int64_t N = columns.q.size(1);
+  const float scale = ctx.planning ? 1.0f : *columns.scale.ptr<float>();
+  parallel_for(ctx, columns.q.size(0), [&](int64_t k) {
+    const uint8_t* const from = columns.q.ptr<uint8_t>() + k * N;
+    T* const to = values.ptr<T>() + k * N;
+    for (int64_t n = 0; n < N; ++n) to[n] = static_cast<T>(from_e4m3(from[n]) * scale);
+  });
+}
+
+template <class E4m3>
+Tensor decoded(Context& ctx, Scratch::Scope& scope, const E4m3& rows, DType dtype) {
+  const Tensor values = scope.alloc(dtype, rows.q.shape(), "values of e4m3");
   dtype == DType::f32 ? decode<float>(ctx, values, rows) : decode<bf16>(ctx, values, rows);
   return values;
 }
@@ -67,6 +80,25 @@ void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp
   matmul(ctx, d, decoded(ctx, scope, a, d.dtype), decoded(ctx, scope, b, d.dtype), {.trans_b = true}, addend);
 }
 
+void matmul_fp8(Context& ctx, Tensor d, const E4m3Columns& a, const E4m3Columns& b, bool add) {
+  const OpScope op_scope(ctx, "matmul_fp8");
+  const int64_t M = a.q.size(0), N = b.q.size(0), K = a.q.size(1);
+  check_tensor("matmul_fp8's transpose A", a.q, {M, K}, DType::u8);
+  check_tensor("matmul_fp8's transpose B", b.q, {N, K}, DType::u8);
+  check_tensor("matmul_fp8's D", d, {M, N}, DType::f32);
+  TRIAD_CHECK(M % kE4m3Multiple == 0 && N % kE4m3Multiple == 0, "matmul_fp8: D {}: multiples of {} are needed", d.str(),
+              kE4m3Multiple);
+  ctx.routes.set_call(d, a.q);
+  if (ctx.device.is_cuda()) {
+    ctx.routes.record("matmul_fp8", "cublaslt e4m3 dw");
+    if constexpr (kBuiltWithCuda) return cuda::matmul_fp8(ctx, d, a, b, add);
+  }
+  ctx.routes.record("matmul_fp8", "cpu");
+  Scratch::Scope scope(ctx.scratch);
+  matmul(ctx, d, decoded(ctx, scope, a, DType::f32), decoded(ctx, scope, b, DType::f32),
+         {.trans_b = true, .accumulate = add});
+}
+
 bool fits_fp8(const ConstTensor& w) { return w.size(0) % kE4m3Multiple == 0 && w.size(1) % kE4m3Multiple == 0; }
 
 void record_not_fp8(Context& ctx, const ConstTensor& y, const ConstTensor& w) {
@@ -82,6 +114,14 @@ void linear_forward_fp8(Context& ctx, Tensor y, ConstTensor x, const Fp8Weight& 
 void linear_backward_input_fp8(Context& ctx, Tensor dx, ConstTensor dy, const Fp8Weight& w, Tensor counts) {
   Scratch::Scope scope(ctx.scratch);
   matmul_fp8(ctx, dx, cast_to_scratch(ctx, scope, dy, counts), w.columns, Fp8Sums::accurate);
+}
+
+void linear_backward_weight_fp8(Context& ctx, Tensor dw, const E4m3Rows& dy, const E4m3Rows& x, bool add) {
+  Scratch::Scope scope(ctx.scratch);
+  const E4m3Columns dy_columns = alloc_e4m3_columns(scope, dy), x_columns = alloc_e4m3_columns(scope, x);
+  transpose_e4m3(ctx, dy_columns, dy);
+  transpose_e4m3(ctx, x_columns, x);
+  matmul_fp8(ctx, dw, dy_columns, x_columns, add);
 }
 
 std::string why_no_fp8(const Context& ctx) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/ops/cast_e4m3.h"
+#include "kernels/ops/transpose_e4m3.h"
 
 namespace triad {
 
@@ -14,6 +15,10 @@ enum class Fp8Sums : uint8_t { accurate, fast };
 // (matmul.h), added before the single rounding. T: bf16, on the CPU also f32. The CPU multiplies the same e4m3 values
 // as T, where they are exact, so it has always accurate sums.
 void matmul_fp8(Context&, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp8Sums, ConstTensor addend = {});
+
+// d [M,N] acc, added to or overwritten  <-  a b^T for a [M,K], b [N,K] as transposes, M and N multiples of 16. Sums are
+// accurate.
+void matmul_fp8(Context&, Tensor d, const E4m3Columns& a, const E4m3Columns& b, bool add);
 
 // A weight w [out,in] in e4m3: rows for y = x w^T, and its transpose's rows, the columns of w, for dx = dy w.
 struct Fp8Weight {
@@ -32,6 +37,9 @@ void linear_forward_fp8(Context&, Tensor y, ConstTensor x, const Fp8Weight& w, C
 // dx [N,in] T overwritten  <-  dy [N,out] T. counts: the same of dy's rows.
 void linear_backward_input_fp8(Context&, Tensor dx, ConstTensor dy, const Fp8Weight& w, Tensor counts = {});
 
+// dw [out,in] acc added to, or overwritten if add is false  <-  dy [N,out] and x [N,in] in e4m3.
+void linear_backward_weight_fp8(Context&, Tensor dw, const E4m3Rows& dy, const E4m3Rows& x, bool add);
+
 // The compute capability of cards whose cuBLASLt multiplies e4m3 with a scale for each row: Hopper's.
 inline constexpr int kFp8Capability = 90;
 // Why a device has no fp8 products; empty: it has. The CPU has them.
@@ -39,6 +47,7 @@ std::string why_no_fp8(const Context&);
 
 namespace cuda {
 void matmul_fp8(Context&, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp8Sums, ConstTensor addend);
+void matmul_fp8(Context&, Tensor d, const E4m3Columns& a, const E4m3Columns& b, bool add);
 bool built_with_fp8();  // whether the CUDA Toolkit of the build has products of e4m3 with a scale for each row
 }  // namespace cuda
 }  // namespace triad

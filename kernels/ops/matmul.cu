@@ -125,6 +125,7 @@ struct Problem {
   Operand a, b, c, d;
   int32_t bias_alignment;                // the bias's alignment in bytes; 0: no bias
   Fp8Sums fp8_sums = Fp8Sums::accurate;  // sums of e4m3 operands
+  bool one_scale = false;                // e4m3 operands have one scale each, else one for each row
   auto operator<=>(const Problem&) const = default;
 };
 
@@ -279,7 +280,8 @@ void CublasLt::set_pointers(Plan& plan, const Pointers& pointers) {
 void CublasLt::set_fp8([[maybe_unused]] Plan& plan, [[maybe_unused]] const Problem& p) {
 #if TRIAD_CUBLASLT_HAS_ROW_SCALES
   for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
-    set<int32_t>(plan.product, mode, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+    set<int32_t>(plan.product, mode,
+                 p.one_scale ? CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
   set<int8_t>(plan.product, CUBLASLT_MATMUL_DESC_FAST_ACCUM, p.fp8_sums == Fp8Sums::fast ? 1 : 0);
 #endif
 }
@@ -359,8 +361,24 @@ MatmulAlgorithm matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
   return plan.kind;
 }
 
-void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp8Sums sums, ConstTensor addend) {
+namespace {
+
+// d <- a b^T + beta c for e4m3 operands with K along their rows.
+void multiply_e4m3(Context& ctx, const Problem& problem, const Tensor& d, const ConstTensor& a, const ConstTensor& b,
+                   const ConstTensor& c, float beta, const Pointers& pointers) {
   TRIAD_CHECK(!ctx.is_side, "a product on {}, beside others: they share one workspace", ctx.stream.name());
+  CublasLt& lt = CublasLt::of(ctx);
+  Plan& plan = lt.plan(problem, pointers);
+  const float alpha = 1.0f;
+  check_cublas(cublaslt().matmul(lt.handle(), &plan.product, &alpha, b.data, &plan.a, a.data, &plan.b, &beta, c.data,
+                                 &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(), kMatmulWorkspaceBytes,
+                                 static_cast<cudaStream_t>(ctx.stream.handle())),
+               "cublasLtMatmul of e4m3");
+}
+
+}  // namespace
+
+void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp8Sums sums, ConstTensor addend) {
   if (ctx.planning) return;
   const void* const bias = is_repeated_row(addend) ? addend.data : nullptr;
   const bool has_c = !addend.empty() && bias == nullptr;
@@ -374,13 +392,25 @@ void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp
                         .d = ConstTensor(d),
                         .bias_alignment = bias == nullptr ? 0 : Operand::alignment_of(bias),
                         .fp8_sums = sums};
-  CublasLt& lt = CublasLt::of(ctx);
-  Plan& plan = lt.plan(problem, {.bias = bias, .a_scale = b.scale.ptr<float>(), .b_scale = a.scale.ptr<float>()});
-  const float alpha = 1.0f, beta = has_c ? 1.0f : 0.0f;
-  check_cublas(cublaslt().matmul(lt.handle(), &plan.product, &alpha, q_b.data, &plan.a, q_a.data, &plan.b, &beta,
-                                 c.data, &plan.c, d.data, &plan.d, &plan.algorithm, lt.workspace(),
-                                 kMatmulWorkspaceBytes, static_cast<cudaStream_t>(ctx.stream.handle())),
-               "cublasLtMatmul of e4m3");
+  multiply_e4m3(ctx, problem, d, q_a, q_b, c, has_c ? 1.0f : 0.0f,
+                {.bias = bias, .a_scale = b.scale.ptr<float>(), .b_scale = a.scale.ptr<float>()});
+}
+
+void matmul_fp8(Context& ctx, Tensor d, const E4m3Columns& a, const E4m3Columns& b, bool add) {
+  if (ctx.planning) return;
+  const ConstTensor q_a = a.q, q_b = b.q, c = d;
+  const Problem problem{.may_be_tuned = false,
+                        .trans_a = true,
+                        .trans_b = false,
+                        .a = q_b,
+                        .b = q_a,
+                        .c = c,
+                        .d = c,
+                        .bias_alignment = 0,
+                        .fp8_sums = Fp8Sums::accurate,
+                        .one_scale = true};
+  multiply_e4m3(ctx, problem, d, q_a, q_b, c, add ? 1.0f : 0.0f,
+                {.a_scale = b.scale.ptr<float>(), .b_scale = a.scale.ptr<float>()});
 }
 
 bool built_with_fp8() { return TRIAD_CUBLASLT_HAS_ROW_SCALES; }

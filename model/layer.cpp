@@ -5,11 +5,12 @@
 #include "kernels/nsa/document_tables.h"
 #include "kernels/ops/activation.h"
 #include "kernels/ops/column_sum.h"
+#include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/linear_silu.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/rmsnorm.h"
 #include "kernels/ops/rope.h"
-#include "model/fp8_weights.h"
+#include "model/fp8.h"
 #include "model/lora.h"
 #include "model/unused_memory.h"
 
@@ -27,36 +28,45 @@ void report(Context& ctx, const LayerContext& lc, std::initializer_list<Tensor> 
     if (!grad.empty()) lc.sink->ready(grad, ctx.stream);
 }
 
-// A linear layer's weight, and its casts if the layer multiplies in fp8, else null; where casts of its input and of its
-// result's gradient are counted, absent where they are not.
+// A linear layer's weight, whether its layer multiplies in fp8, and where its casts are counted, absent where they are
+// not.
 struct Linear {
   ConstTensor w;
-  const Fp8Weight* fp8;
-  Tensor x_counts = {}, dy_counts = {};
+  bool fp8;
+  Tensor x_counts = {}, dy_counts = {}, row_counts = {}, column_counts = {};
 };
 // x_role: the Fp8Role of the input, which the gradient's follows.
-Linear linear_of(const LayerContext& lc, const ConstTensor& w, Fp8Weight LayerFp8::*casts, int64_t x_role) {
-  if (lc.fp8 == nullptr) return {w, nullptr};
-  if (lc.fp8_counts.empty()) return {w, &(lc.fp8->*casts)};
-  return {w, &(lc.fp8->*casts), lc.fp8_counts[x_role], lc.fp8_counts[x_role + 1]};
+Linear linear_of(const LayerContext& lc, const ConstTensor& w, int64_t x_role) {
+  const Tensor& counts = lc.fp8_counts;
+  if (!lc.fp8 || counts.empty()) return {w, lc.fp8};
+  return {w, lc.fp8, counts[x_role], counts[x_role + 1], counts[Fp8Role::weight_rows], counts[Fp8Role::weight_columns]};
+}
+Linear qkv_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.qkv, Fp8Role::qkv_x); }
+Linear out_proj_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.out_proj, Fp8Role::out_proj_x); }
+Linear mlp_in_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_in, Fp8Role::mlp_in_x); }
+Linear mlp_out_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.mlp_out, Fp8Role::mlp_out_x); }
+
+bool takes_fp8(const Linear& linear) { return linear.fp8 && fits_fp8(linear.w); }
+// Records a product that should be in fp8, but does not fit.
+void record_if_not_fp8(Context& ctx, const Linear& linear, const ConstTensor& y) {
+  if (linear.fp8 && !takes_fp8(linear)) record_not_fp8(ctx, y, linear.w);
 }
 void count(Context& ctx, const Tensor& counts, const E4m3Rows& rows) {
   if (!counts.empty()) count_e4m3(ctx, counts, rows);
 }
-bool takes_fp8(const Linear& linear) { return linear.fp8 != nullptr && !linear.fp8->empty(); }
-// Records a product that should be in fp8, but does not fit.
-void record_if_not_fp8(Context& ctx, const Linear& linear, const ConstTensor& y) {
-  if (linear.fp8 != nullptr && linear.fp8->empty()) record_not_fp8(ctx, y, linear.w);
+template <class Memory>
+E4m3Rows cast(Context& ctx, Memory& memory, ConstTensor x, const Tensor& counts = {}) {
+  const E4m3Rows rows = alloc_e4m3_rows(memory, x.size(0), x.size(1));
+  cast_rows_e4m3(ctx, rows, x);
+  count(ctx, counts, rows);
+  return rows;
 }
+
 void multiply(Context& ctx, Tensor y, ConstTensor x, const Linear& linear, ConstTensor addend = {}) {
-  if (takes_fp8(linear)) return linear_forward_fp8(ctx, y, x, *linear.fp8, addend, linear.x_counts);
   record_if_not_fp8(ctx, linear, y);
-  linear_forward(ctx, y, x, linear.w, addend);
-}
-void multiply_back(Context& ctx, Tensor dx, ConstTensor dy, const Linear& linear) {
-  if (takes_fp8(linear)) return linear_backward_input_fp8(ctx, dx, dy, *linear.fp8, linear.dy_counts);
-  record_if_not_fp8(ctx, linear, dx);
-  linear_backward_input(ctx, dx, dy, linear.w);
+  if (!takes_fp8(linear)) return linear_forward(ctx, y, x, linear.w, addend);
+  Scratch::Scope scope(ctx.scratch);
+  linear_forward_fp8(ctx, y, cast(ctx, scope, x, linear.x_counts), linear.w, addend, linear.row_counts);
 }
 // y = linear(norm(x)) in fp8, where the norm writes e4m3.
 void multiply_normed(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTensor norm, double eps,
@@ -65,17 +75,33 @@ void multiply_normed(Context& ctx, Tensor y, Tensor rrms, ConstTensor x, ConstTe
   const E4m3Rows h = alloc_e4m3_rows(scope, x.size(0), x.size(1));
   rmsnorm_forward_e4m3(ctx, h, rrms, x, norm, eps);
   count(ctx, linear.x_counts, h);
-  matmul_fp8(ctx, y, h, linear.fp8->rows, Fp8Sums::fast, addend);
+  linear_forward_fp8(ctx, y, h, linear.w, addend, linear.row_counts);
 }
-Linear qkv_of(const LayerContext& lc, const Weights& w) { return linear_of(lc, w.qkv, &LayerFp8::qkv, Fp8Role::qkv_x); }
-Linear out_proj_of(const LayerContext& lc, const Weights& w) {
-  return linear_of(lc, w.out_proj, &LayerFp8::out_proj, Fp8Role::out_proj_x);
+
+// The gradient of a linear layer's result, and its cast if the layer's products are in fp8, else no rows. Both
+// gradients that need it read the same cast.
+struct ResultGrad {
+  ConstTensor dy;
+  E4m3Rows rows;
+};
+template <class Memory>
+ResultGrad result_grad(Context& ctx, Memory& memory, ConstTensor dy, const Linear& linear) {
+  return {dy, takes_fp8(linear) ? cast(ctx, memory, dy, linear.dy_counts) : E4m3Rows{}};
 }
-Linear mlp_in_of(const LayerContext& lc, const Weights& w) {
-  return linear_of(lc, w.mlp_in, &LayerFp8::mlp_in, Fp8Role::mlp_in_x);
+void multiply_back(Context& ctx, Tensor dx, const ResultGrad& grad, const Linear& linear) {
+  if (!grad.rows.empty()) return linear_backward_input_fp8(ctx, dx, grad.rows, linear.w, linear.column_counts);
+  record_if_not_fp8(ctx, linear, dx);
+  linear_backward_input(ctx, dx, grad.dy, linear.w);
 }
-Linear mlp_out_of(const LayerContext& lc, const Weights& w) {
-  return linear_of(lc, w.mlp_out, &LayerFp8::mlp_out, Fp8Role::mlp_out_x);
+// Whether the weight's gradient is a product of e4m3 too.
+bool weight_grad_in_fp8(const LayerContext& lc, const ResultGrad& grad) {
+  return lc.fp8_weight_grads && !grad.rows.empty();
+}
+// Writes or adds the weight's gradient. x: the layer's input.
+void multiply_weight(Context& ctx, const LayerContext& lc, Tensor dw, const ResultGrad& grad, ConstTensor x) {
+  if (!weight_grad_in_fp8(lc, grad)) return linear_backward_weight(ctx, dw, grad.dy, x, lc.add_products);
+  Scratch::Scope scope(ctx.scratch);
+  linear_backward_weight_fp8(ctx, dw, grad.rows, cast(ctx, scope, x), lc.add_products);
 }
 
 // The adapters of a layer's linear layer; `pieces` is empty if it has none.
@@ -214,27 +240,30 @@ void attention_forward(Context& ctx, const LayerContext& lc, const Weights& w, L
   project_out(ctx, lc, w, a, out);
 }
 
-// Backward of y = linear(norm(x)) with a residual: adds x's gradient to dx, which has the residual's. dy: y's gradient.
-// The weight gradient needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x) again and writes it over
-// h, norm(x)'s gradient. dnorm, dw: absent if frozen. place: the linear layer's adapters. dy_rows: dy in e4m3; absent:
-// not cast yet. index_dw, index_dy: a second linear layer's, which sends no gradient to norm(x); may be absent.
-void norm_linear_backward(Context& ctx, const LayerContext& lc, Tensor dx, Tensor dnorm, Tensor dw, ConstTensor dy,
-                          ConstTensor x, ConstTensor norm, ConstTensor rrms, const Linear& linear,
-                          const Adapters& adapters, const LoraTensors<Tensor>& adapters_dw,
-                          const E4m3Rows& dy_rows = {}, Tensor index_dw = {}, ConstTensor index_dy = {}) {
+// Backward of y = linear(norm(x)) with a residual: adds x's gradient to dx, which has the residual's. grad: y's
+// gradient. The weight gradient needs norm(x). rmsnorm_backward reads x anyway, so it computes norm(x) again and writes
+// it over h, norm(x)'s gradient; in fp8 the norm writes forward's e4m3 again. dnorm, dw: absent if frozen. adapters:
+// the linear layer's. index_dw, index_dy: a second linear layer's, which sends no gradient to norm(x); may be absent.
+void norm_linear_backward(Context& ctx, const LayerContext& lc, Tensor dx, Tensor dnorm, Tensor dw,
+                          const ResultGrad& grad, ConstTensor x, ConstTensor norm, ConstTensor rrms,
+                          const Linear& linear, const Adapters& adapters, const LoraTensors<Tensor>& adapters_dw,
+                          Tensor index_dw = {}, ConstTensor index_dy = {}) {
   Scratch::Scope scope(ctx.scratch);
   const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
-  if (dy_rows.empty()) {
-    multiply_back(ctx, h, dy, linear);
-  } else {
-    count(ctx, linear.dy_counts, dy_rows);
-    matmul_fp8(ctx, h, dy_rows, linear.fp8->columns, Fp8Sums::accurate);
-  }
-  const Tensor du = adapt_back(ctx, scope, h, dy, adapters);
-  const bool reads_h = !dw.empty() || !index_dw.empty() || !du.empty();
+  multiply_back(ctx, h, grad, linear);
+  const Tensor du = adapt_back(ctx, scope, h, grad.dy, adapters);
+  const bool norm_again = !dw.empty() && weight_grad_in_fp8(lc, grad) && index_dw.empty() && du.empty();
+  const bool reads_h = !norm_again && (!dw.empty() || !index_dw.empty() || !du.empty());
   rmsnorm_backward(ctx, dx, grad_or_unused(scope, dnorm, norm), h, x, norm, rrms, dx, reads_h ? h : Tensor{});
-  if (!dw.empty()) linear_backward_weight(ctx, dw, dy, h, lc.add_products);
-  adapt_weights(ctx, lc, adapters_dw, du, dy, h, adapters);
+  if (norm_again) {
+    const E4m3Rows h_rows = alloc_e4m3_rows(scope, x.size(0), x.size(1));
+    const Tensor same_rrms = scope.alloc(rrms.dtype, rrms.shape(), "rrms again");
+    rmsnorm_forward_e4m3(ctx, h_rows, same_rrms, x, norm, lc.config.norm_eps);
+    linear_backward_weight_fp8(ctx, dw, grad.rows, h_rows, lc.add_products, h);
+  } else if (!dw.empty()) {
+    multiply_weight(ctx, lc, dw, grad, h);
+  }
+  adapt_weights(ctx, lc, adapters_dw, du, grad.dy, h, adapters);
   if (!index_dw.empty()) linear_backward_weight(ctx, index_dw, index_dy, h, /*add=*/true);
 }
 
@@ -270,12 +299,15 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
                    dviews = attended(lc, all_dviews);
     const Tensor dout = inner_memory.alloc(dtype, {lc.B, lc.T, c.n_heads, c.d_v}, "dattention");
     const Shape matrix = {lc.B * lc.T, c.n_heads * c.d_v};
-    multiply_back(ctx, dout.view(matrix), dx, out_proj_of(lc, w));
+    const Linear out_proj = out_proj_of(lc, w);
+    UnusedMemory x_mid(a.x_mid, inner);  // only the MLP's backward reads it
+    const ResultGrad dx_mid = result_grad(ctx, x_mid, dx, out_proj);
+    multiply_back(ctx, dout.view(matrix), dx_mid, out_proj);
     const Adapters adapters = adapters_of(lc, w, LoraPlace::out_proj);
     const Tensor du = adapt_back(ctx, inner, dout.view(matrix), dx, adapters);
     lc.expect_finite(ctx, {{"out_proj backward", "dout", dout}});
     const AttentionGrads grads = attend_backward(ctx, lc, dviews, g.nsa, dout, views, a.attention, w.nsa, inner_memory);
-    if (!g.out_proj.empty()) linear_backward_weight(ctx, g.out_proj, dx, grads.out.view(matrix), lc.add_products);
+    if (!g.out_proj.empty()) multiply_weight(ctx, lc, g.out_proj, dx_mid, grads.out.view(matrix));
     report(ctx, lc, {g.out_proj});
     adapt_weights(ctx, lc, adapter_grads(g, LoraPlace::out_proj), du, dx, grads.out.view(matrix), adapters);
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
@@ -298,8 +330,9 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     column_sum(ctx, g.qkv_bias, dqkv);
     report(ctx, lc, {g.qkv_bias});
   }
-  norm_linear_backward(ctx, lc, dx, g.norm1, g.qkv, dqkv, a.x, w.norm1, a.rrms1, qkv_of(lc, w),
-                       adapters_of(lc, w, LoraPlace::qkv), adapter_grads(g, LoraPlace::qkv), {}, g.index, dindex);
+  const Linear qkv = qkv_of(lc, w);
+  norm_linear_backward(ctx, lc, dx, g.norm1, g.qkv, result_grad(ctx, scope, dqkv, qkv), a.x, w.norm1, a.rrms1, qkv,
+                       adapters_of(lc, w, LoraPlace::qkv), adapter_grads(g, LoraPlace::qkv), g.index, dindex);
   lc.expect_finite(ctx, {{"backward of the projections and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm1, g.qkv, g.index});
 }
@@ -352,7 +385,7 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
     else
       swiglu_forward_e4m3(ctx, act, gate, up);
     count(ctx, out.x_counts, act);
-    matmul_fp8(ctx, x_out, act, out.fp8->rows, Fp8Sums::fast, a.x_mid);
+    linear_forward_fp8(ctx, x_out, act, out.w, a.x_mid, out.row_counts);
   } else {
     const Tensor act = alloc_act(lc, a, scope);
     mlp_in(ctx, lc, w, a, act);
@@ -362,25 +395,45 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
 }
 
-// Backward of the MLP's last matrix and activation, from its result's gradient dz: replaces pre by its gradient, also
-// in e4m3 to dpre_rows if these are given, and writes act again. Returns the du of the matrix's adapters.
-Tensor activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, const E4m3Rows& dpre_rows,
-                     Tensor act, ConstTensor dz, Scratch::Scope& scope) {
+// What the MLP's backward has in e4m3, empty where it has not: pre's gradient and the activation's output.
+struct MlpCasts {
+  E4m3Rows dpre, act;
+};
+// With weight gradients in fp8 only e4m3 products read these two, so a row of both lies in the row of pre that it is
+// made from. Without, dpre is written to pre as well.
+MlpCasts alloc_mlp_casts(const LayerContext& lc, const Weights& w, const Tensor& pre, Scratch::Scope& scope) {
+  if (!takes_fp8(mlp_in_of(lc, w)) || !takes_fp8(mlp_out_of(lc, w))) return {};
+  const int64_t N = pre.size(0), width = pre.size(1), hidden = lc.config.mlp_hidden;
+  if (!lc.fp8_weight_grads) return {alloc_e4m3_rows(scope, N, width), {}};
+  const Tensor bytes(pre.data, DType::u8, {N, width * size_of(pre.dtype)}, pre.device);
+  const auto scales = [&] { return scope.alloc(DType::f32, {N}, "scales of e4m3 rows"); };
+  return {{bytes.slice(1, 0, width), scales()}, {bytes.slice(1, width, width + hidden), scales()}};
+}
+
+// Backward of the MLP's last matrix and activation, from its result's gradient: replaces pre by its gradient, or writes
+// `casts`, which may do both. act: on return the activation's output, if that has no cast. Returns the du of the
+// matrix's adapters.
+Tensor activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, const MlpCasts& casts,
+                     Tensor act, const ResultGrad& grad, Scratch::Scope& scope) {
   const bool silu = lc.config.mlp == MlpKind::silu;
   const Linear out = mlp_out_of(lc, w);
   const Adapters adapters = adapters_of(lc, w, LoraPlace::mlp_out);
   if (!takes_fp8(out) && adapters.pieces.empty()) {
     record_if_not_fp8(ctx, out, act);
-    (silu ? linear_silu_backward : linear_swiglu_backward)(ctx, pre, act, dz, w.mlp_out, pre);
+    (silu ? linear_silu_backward : linear_swiglu_backward)(ctx, pre, act, grad.dy, w.mlp_out, pre);
     return {};
   }
-  multiply_back(ctx, act, dz, out);
-  const Tensor du = adapt_back(ctx, scope, act, dz, adapters);
+  multiply_back(ctx, act, grad, out);
+  const Tensor du = adapt_back(ctx, scope, act, grad.dy, adapters);
   const auto [gate, up] = halves(pre);
-  if (dpre_rows.empty())
-    silu ? silu_backward(ctx, pre, act, pre, act) : swiglu_backward(ctx, gate, up, act, gate, up, act);
+  if (!casts.act.empty())
+    silu ? silu_backward_e4m3(ctx, casts.dpre, casts.act, act, pre)
+         : swiglu_backward_e4m3(ctx, casts.dpre, casts.act, act, pre);
+  else if (!casts.dpre.empty())
+    silu ? silu_backward_e4m3(ctx, pre, casts.dpre, act, pre, act)
+         : swiglu_backward_e4m3(ctx, pre, casts.dpre, act, pre, act);
   else
-    (silu ? silu_backward_e4m3 : swiglu_backward_e4m3)(ctx, pre, dpre_rows, act, pre, act);
+    silu ? silu_backward(ctx, pre, act, pre, act) : swiglu_backward(ctx, gate, up, act, gate, up, act);
   return du;
 }
 
@@ -388,22 +441,31 @@ Tensor activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Ten
 void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, LayerActivations& a,
                   Tensor dx) {
   const Tensor dpre = a.mlp_pre;
-  const Linear in = mlp_in_of(lc, w);
+  const Linear in = mlp_in_of(lc, w), out = mlp_out_of(lc, w);
   Scratch::Scope scope(ctx.scratch);
-  E4m3Rows dpre_rows;
-  if (takes_fp8(in) && takes_fp8(mlp_out_of(lc, w))) dpre_rows = alloc_e4m3_rows(scope, dpre.size(0), dpre.size(1));
+  const MlpCasts casts = alloc_mlp_casts(lc, w, dpre, scope);
   {
     Scratch::Scope inner(ctx.scratch);
     const Tensor act = alloc_act(lc, a, inner);
-    const Tensor du = activate_back(ctx, lc, w, dpre, dpre_rows, act, dx, inner);
-    if (!g.mlp_out.empty()) linear_backward_weight(ctx, g.mlp_out, dx, act, lc.add_products);
+    const ResultGrad grad = result_grad(ctx, inner, dx, out);
+    const Tensor du = activate_back(ctx, lc, w, dpre, casts, act, grad, inner);
+    if (!g.mlp_out.empty()) {
+      if (casts.act.empty())
+        multiply_weight(ctx, lc, g.mlp_out, grad, act);
+      else
+        linear_backward_weight_fp8(ctx, g.mlp_out, grad.rows, casts.act, lc.add_products, act);
+    }
     report(ctx, lc, {g.mlp_out});
     adapt_weights(ctx, lc, adapter_grads(g, LoraPlace::mlp_out), du, dx, act, adapters_of(lc, w, LoraPlace::mlp_out));
   }
-  norm_linear_backward(ctx, lc, dx, g.norm2, g.mlp_in, dpre, a.x_mid, w.norm2, a.rrms2, in,
-                       adapters_of(lc, w, LoraPlace::mlp_in), adapter_grads(g, LoraPlace::mlp_in), dpre_rows);
-  lc.expect_finite(ctx, {{"backward of the last mlp matrix and activation", "dpre", dpre},
-                         {"backward of the first mlp matrix and rmsnorm", "dx", dx}});
+  if (!casts.dpre.empty()) count(ctx, in.dy_counts, casts.dpre);
+  norm_linear_backward(ctx, lc, dx, g.norm2, g.mlp_in,
+                       casts.dpre.empty() ? result_grad(ctx, scope, dpre, in) : ResultGrad{dpre, casts.dpre}, a.x_mid,
+                       w.norm2, a.rrms2, in, adapters_of(lc, w, LoraPlace::mlp_in),
+                       adapter_grads(g, LoraPlace::mlp_in));
+  lc.expect_finite(
+      ctx, {{"backward of the last mlp matrix and activation", "dpre", casts.act.empty() ? dpre : casts.dpre.scale},
+            {"backward of the first mlp matrix and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm2, g.mlp_in});
 }
 

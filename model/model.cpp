@@ -62,7 +62,7 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
     add_tensors(w_, base_->weight_tensors());
     lora_ = lora_layers(config, options.lora);
   }
-  fp8_ = Fp8Weights(ctx, arena, w_, options.fp8_layers, /*in_turn=*/options.weight_windows);
+  if (std::ranges::find(options.fp8_layers, true) != options.fp8_layers.end()) check_fp8(ctx, options.dtype);
   const auto tables = [&](const std::string& suffix, int64_t width) {
     const Shape shape = {options.max_seq_len, width / 2};
     const auto alloc = [&](const char* name) {
@@ -92,6 +92,7 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
   Documents documents = act.documents_of(layer);
   documents.part = layout.row_part();
   const bool has_index = layer >= 0 && config_.has_index(layer);
+  const bool fp8 = layer >= 0 && !options_.fp8_layers.empty() && options_.fp8_layers[static_cast<size_t>(layer)];
   return {.config = config_,
           .exec = *exec_,
           .rope_cos = rope_cos_,
@@ -109,7 +110,8 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .dense = dense_,
           .asserts = asserts_,
           .layer = layer,
-          .fp8 = fp8_.of(layer),
+          .fp8 = fp8,
+          .fp8_weight_grads = fp8 && options_.fp8_weight_grads,
           .fp8_counts = fp8_counts_,
           .lora = lora_.empty() || layer < 0 ? nullptr : &lora_[static_cast<size_t>(layer)]};
 }
@@ -135,7 +137,6 @@ void Model::forward(Context& ctx, Activations& act, LayerStats* stats, WeightGat
     ctx.routes.set_layer(i);
     report_stage(ctx, Stage::forward, i);
     need(gate, ctx, {i});
-    if (fp8_.in_turn() || !keep_fp8_weights_) fp8_.cast(ctx, i, w_.layers[i], fp8_counts_);
     LayerContext lc = layer_context(act, i);
     lc.stats = stats;
     layer_forward(ctx, lc, w_.layers[i], act.layer(i), act.x(i + 1));
@@ -203,7 +204,6 @@ void Model::loss_and_backward(Context& ctx, Activations& act, const LossScales& 
     lc.index_scale = scales.index;
     lc.sink = sink;
     need(gate, ctx, {i});
-    if (fp8_.in_turn()) fp8_.cast(ctx, i, w_.layers[i]);
     open_grads(ctx, sink, i);
     if (asserts_ != nullptr) asserts_->enter("recompute");
     layer_replay(ctx, lc, w_.layers[i], act.layer(i), act.recompute());

@@ -6,7 +6,7 @@
 
 #include "kernels/ops/cross_entropy.h"
 #include "model/activations.h"
-#include "model/fp8_weights.h"
+#include "model/fp8.h"
 #include "model/layer.h"
 #include "model/lora.h"
 #include "model/params.h"
@@ -37,6 +37,7 @@ class Model {
     SequenceGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
     // Whether a layer's attention projections and MLP multiply in fp8 (linear_fp8.h); empty: no layer's.
     std::vector<bool> fp8_layers = {};
+    bool fp8_weight_grads = false;        // and these layers' weight gradients
     std::optional<LoraConfig> lora = {};  // adapters; the other weights are then frozen, in base()
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);
@@ -63,11 +64,8 @@ class Model {
   // true: all layers of an NSA model attend as dense layers do, with the window branch's keys and values. Parameters
   // that such a pass doesn't use (used_by_dense_pass) get zero gradients.
   void attend_densely(bool dense) { dense_ = dense; }
-  // true: forward uses the e4m3 weights of the forward before, because the weights have not changed since. By default
-  // every forward casts them.
-  void keep_fp8_weights(bool keep) { keep_fp8_weights_ = keep; }
-  // In every later pass, counts what casts to e4m3 lose, in their first forward and backward: counts [Fp8Role::count,
-  // E4m3Counts::count] f64 are added to. An absent tensor ends it.
+  // In every later pass, counts what casts to e4m3 lose: counts [Fp8Role::count, E4m3Counts::count] f64 are added to.
+  // A recomputation does not count again. An absent tensor ends it.
   void count_fp8(Tensor counts) { fp8_counts_ = counts; }
   // In every later pass, checks tokens, selection lists, and that all values are finite. null ends the checks.
   void watch(Asserts* asserts) { asserts_ = asserts; }
@@ -108,9 +106,8 @@ class Model {
   Tensor rope_cos_, rope_sin_;                               // [max_seq_len, dk/2] acc
   std::map<int64_t, std::pair<Tensor, Tensor>> index_rope_;  // the same by d_index, for the layers with an index
   Tensor index_loss_;                                        // see index_loss()
-  Fp8Weights fp8_;
-  Tensor fp8_counts_;  // see count_fp8()
-  bool keep_block_index_ = false, dense_ = false, keep_fp8_weights_ = false;
+  Tensor fp8_counts_;                                        // see count_fp8()
+  bool keep_block_index_ = false, dense_ = false;
   Asserts* asserts_ = nullptr;
 };
 

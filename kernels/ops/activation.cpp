@@ -202,4 +202,37 @@ void swiglu_backward_e4m3(Context& ctx, Tensor dpre, const E4m3Rows& cast, Const
   cast_rows_e4m3(ctx, cast, dpre);
 }
 
+void silu_backward_e4m3(Context& ctx, const E4m3Rows& dx, const E4m3Rows& y, ConstTensor dy, ConstTensor x) {
+  const OpScope op_scope(ctx, "silu_backward_e4m3");
+  check_matrix("silu_backward_e4m3", x);
+  check_tensor("silu_backward_e4m3: dy", dy, x.shape(), x.dtype);
+  check_cast("silu_backward_e4m3: dx", dx, x, 1);
+  check_cast("silu_backward_e4m3: y", y, x, 1);
+  if (runs_fused_cast(ctx, x.dtype, [&] { return cuda::silu_backward_e4m3(ctx, dx, y, dy, x); })) return;
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor whole = scope.alloc(x.dtype, x.shape(), "gradient of the activation"),
+               whole_y = scope.alloc(x.dtype, x.shape(), "activation");
+  silu_backward(ctx, whole, dy, x, whole_y);
+  cast_rows_e4m3(ctx, dx, whole);
+  cast_rows_e4m3(ctx, y, whole_y);
+}
+
+void swiglu_backward_e4m3(Context& ctx, const E4m3Rows& dpre, const E4m3Rows& y, ConstTensor dy, ConstTensor pre) {
+  const OpScope op_scope(ctx, "swiglu_backward_e4m3");
+  check_matrix("swiglu_backward_e4m3", dy);
+  check_tensor("swiglu_backward_e4m3: pre", pre, {dy.size(0), 2 * dy.size(1)}, dy.dtype);
+  check_cast("swiglu_backward_e4m3: dpre", dpre, dy, 2);
+  check_cast("swiglu_backward_e4m3: y", y, dy, 1);
+  const auto [gate, up] = halves(pre);
+  const auto fused = [&, gate = gate, up = up] { return cuda::swiglu_backward_e4m3(ctx, dpre, y, dy, gate, up); };
+  if (runs_fused_cast(ctx, dy.dtype, fused)) return;
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor whole = scope.alloc(dy.dtype, pre.shape(), "gradient of the activation"),
+               whole_y = scope.alloc(dy.dtype, dy.shape(), "activation");
+  const auto [dgate, dup] = halves(whole);
+  swiglu_backward(ctx, dgate, dup, dy, gate, up, whole_y);
+  cast_rows_e4m3(ctx, dpre, whole);
+  cast_rows_e4m3(ctx, y, whole_y);
+}
+
 }  // namespace triad

@@ -136,13 +136,21 @@ void apply(Context& ctx, const char* name, std::array<Tensor, Rule::kOut> outs,
   });
 }
 
-// Applies a rule to rows and casts the first kCast outputs, side by side, to e4m3. An output whose data is null is not
-// stored.
-template <class Rule, int kCast, int kHeld>
+// Where a kernel writes e4m3 rows.
+struct Cast {
+  uint8_t* q = nullptr;
+  int64_t stride = 0;
+  float* scale = nullptr;
+};
+
+// Applies a rule to rows and casts to e4m3: the first kFirst outputs side by side to casts[0], and with kCasts 2 the
+// others to casts[1]. An output whose data is null is not stored. A row's casts may overwrite its inputs, since the CTA
+// has read them all.
+template <class Rule, int kFirst, int kCasts, int kHeld>
 __global__ void __launch_bounds__(512)
-    activation_e4m3_kernel(uint8_t* __restrict__ q, float* __restrict__ scale, Rows<__nv_bfloat16, Rule::kOut> outs,
+    activation_e4m3_kernel(Cast first, Cast second, Rows<__nv_bfloat16, Rule::kOut> outs,
                            Rows<const __nv_bfloat16, Rule::kIn> ins, int64_t columns) {
-  constexpr int V = kE4m3Vector;
+  constexpr int V = kE4m3Vector, kCast = kCasts == 1 ? kFirst : Rule::kOut;  // outputs that are cast
   const int64_t row = block_from_end();
   const int vectors = static_cast<int>(columns / V);
   uint4 in[kHeld][Rule::kIn], held[kHeld][kCast];
@@ -153,7 +161,7 @@ __global__ void __launch_bounds__(512)
     for (int i = 0; i < Rule::kIn; ++i)
       in[k][i] = at < vectors ? *reinterpret_cast<const uint4*>(ins.data[i] + row * ins.stride[i] + at * V) : uint4{};
   }
-  uint32_t largest = 0;
+  uint32_t largest[kCasts] = {};
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
     const int at = threadIdx.x + k * blockDim.x;
@@ -172,29 +180,45 @@ __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int o = 0; o < Rule::kOut; ++o) {
       const uint4 vector = packed(out[o]);
-      if (o < kCast) held[k][o < kCast ? o : 0] = vector, largest = max(largest, largest_of(vector));
+      if (o < kCast) {
+        uint32_t& its = largest[kCasts > 1 && o >= kFirst ? kCasts - 1 : 0];
+        held[k][o < kCast ? o : 0] = vector, its = max(its, largest_of(vector));
+      }
       if (outs.data[o] != nullptr && at < vectors)
         *reinterpret_cast<uint4*>(outs.data[o] + row * outs.stride[o] + at * V) = vector;
     }
   }
-  const E4m3Scale its(block_largest(largest));
-  if (threadIdx.x == 0) scale[row] = its.value();
+  block_largest(largest);
+  const E4m3Scale first_scale(largest[0]), second_scale(largest[kCasts - 1]);
+  if (threadIdx.x == 0) {
+    first.scale[row] = first_scale.value();
+    if (kCasts > 1) second.scale[row] = second_scale.value();
+  }
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
     const int at = threadIdx.x + k * blockDim.x;
     if (at >= vectors) return;
 #pragma unroll
-    for (int o = 0; o < kCast; ++o)
-      *reinterpret_cast<uint2*>(q + (row * kCast + o) * columns + at * V) = its.cast(held[k][o]);
+    for (int o = 0; o < kCast; ++o) {
+      uint8_t* const to = o < kFirst ? first.q + row * first.stride + o * columns
+                                     : second.q + row * second.stride + (o - kFirst) * columns;
+      *reinterpret_cast<uint2*>(to + at * V) =
+          o < kFirst ? first_scale.cast(held[k][o]) : second_scale.cast(held[k][o]);
+    }
   }
 }
 
 // Returns false and does nothing if rows are too long or not aligned. Empty outs are not stored.
-template <class Rule, int kCast>
-bool apply_e4m3(Context& ctx, const char* name, const E4m3Rows& cast, std::array<Tensor, Rule::kOut> outs,
+template <class Rule, int kFirst, int kCasts = 1>
+bool apply_e4m3(Context& ctx, const char* name, std::array<E4m3Rows, kCasts> casts, std::array<Tensor, Rule::kOut> outs,
                 std::array<ConstTensor, Rule::kIn> ins) {
   Rows<__nv_bfloat16, Rule::kOut> out_rows{};
   Rows<const __nv_bfloat16, Rule::kIn> in_rows{};
+  Cast to[2];
+  for (int i = 0; i < kCasts; ++i) {
+    if (!is_aligned(casts[i].q) || casts[i].q.stride[0] % kE4m3Vector != 0) return false;
+    to[i] = {casts[i].q.template ptr<uint8_t>(), casts[i].q.stride[0], casts[i].scale.template ptr<float>()};
+  }
   for (int o = 0; o < Rule::kOut; ++o) {
     if (outs[o].empty()) continue;
     if (!has_vectors(outs[o], kE4m3Vector)) return false;
@@ -210,26 +234,34 @@ bool apply_e4m3(Context& ctx, const char* name, const E4m3Rows& cast, std::array
   if (columns > kMostColumns) return false;
   return dispatch_held_vectors(columns / kE4m3Vector, [&]<int kHeld>(unsigned threads) {
     if constexpr (kHeld <= 4)
-      launch(ctx, name, activation_e4m3_kernel<Rule, kCast, kHeld>, dim3(static_cast<unsigned>(rows)), dim3(threads), 0,
-             cast.q.ptr<uint8_t>(), cast.scale.ptr<float>(), out_rows, in_rows, columns);
+      launch(ctx, name, activation_e4m3_kernel<Rule, kFirst, kCasts, kHeld>, dim3(static_cast<unsigned>(rows)),
+             dim3(threads), 0, to[0], to[1], out_rows, in_rows, columns);
   });
 }
 
 }  // namespace
 
 bool silu_forward_e4m3(Context& ctx, const E4m3Rows& y, const ConstTensor& x) {
-  return apply_e4m3<SiluForward, 1>(ctx, "silu forward e4m3", y, {Tensor{}}, {x});
+  return apply_e4m3<SiluForward, 1>(ctx, "silu forward e4m3", {y}, {Tensor{}}, {x});
 }
 bool swiglu_forward_e4m3(Context& ctx, const E4m3Rows& y, const ConstTensor& gate, const ConstTensor& up) {
-  return apply_e4m3<SwigluForward, 1>(ctx, "swiglu forward e4m3", y, {Tensor{}}, {gate, up});
+  return apply_e4m3<SwigluForward, 1>(ctx, "swiglu forward e4m3", {y}, {Tensor{}}, {gate, up});
 }
 bool silu_backward_e4m3(Context& ctx, const Tensor& dx, const E4m3Rows& cast, const ConstTensor& dy,
                         const ConstTensor& x, const Tensor& y) {
-  return apply_e4m3<SiluBackwardWithOutput, 1>(ctx, "silu backward e4m3", cast, {dx, y}, {dy, x});
+  return apply_e4m3<SiluBackwardWithOutput, 1>(ctx, "silu backward e4m3", {cast}, {dx, y}, {dy, x});
+}
+bool silu_backward_e4m3(Context& ctx, const E4m3Rows& dx, const E4m3Rows& y, const ConstTensor& dy,
+                        const ConstTensor& x) {
+  return apply_e4m3<SiluBackwardWithOutput, 1, 2>(ctx, "silu backward e4m3", {dx, y}, {}, {dy, x});
 }
 bool swiglu_backward_e4m3(Context& ctx, const Tensor& dgate, const Tensor& dup, const E4m3Rows& cast,
                           const ConstTensor& dy, const ConstTensor& gate, const ConstTensor& up, const Tensor& y) {
-  return apply_e4m3<SwigluBackwardWithOutput, 2>(ctx, "swiglu backward e4m3", cast, {dgate, dup, y}, {dy, gate, up});
+  return apply_e4m3<SwigluBackwardWithOutput, 2>(ctx, "swiglu backward e4m3", {cast}, {dgate, dup, y}, {dy, gate, up});
+}
+bool swiglu_backward_e4m3(Context& ctx, const E4m3Rows& dpre, const E4m3Rows& y, const ConstTensor& dy,
+                          const ConstTensor& gate, const ConstTensor& up) {
+  return apply_e4m3<SwigluBackwardWithOutput, 2, 2>(ctx, "swiglu backward e4m3", {dpre, y}, {}, {dy, gate, up});
 }
 
 void silu_forward(Context& ctx, Tensor y, ConstTensor x) { apply<SiluForward>(ctx, "silu forward", {y}, {x}); }

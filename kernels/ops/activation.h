@@ -25,6 +25,10 @@ void swiglu_forward_e4m3(Context&, const E4m3Rows& y, ConstTensor gate, ConstTen
 // [N,2H], whose first half is dgate and whose second half dup; pre [N,2H] has gate and up likewise.
 void silu_backward_e4m3(Context&, Tensor dx, const E4m3Rows& cast, ConstTensor dy, ConstTensor x, Tensor y);
 void swiglu_backward_e4m3(Context&, Tensor dpre, const E4m3Rows& cast, ConstTensor dy, ConstTensor pre, Tensor y);
+// The same with both results in e4m3 alone, for weight gradients in fp8. A row of dx, or dpre, and the same row of y
+// may lie in the memory of x's or pre's row.
+void silu_backward_e4m3(Context&, const E4m3Rows& dx, const E4m3Rows& y, ConstTensor dy, ConstTensor x);
+void swiglu_backward_e4m3(Context&, const E4m3Rows& dpre, const E4m3Rows& y, ConstTensor dy, ConstTensor pre);
 
 namespace cuda {
 // Return false and do nothing for rows that are too long or not aligned.
@@ -32,8 +36,11 @@ bool silu_forward_e4m3(Context&, const E4m3Rows& y, const ConstTensor& x);
 bool swiglu_forward_e4m3(Context&, const E4m3Rows& y, const ConstTensor& gate, const ConstTensor& up);
 bool silu_backward_e4m3(Context&, const Tensor& dx, const E4m3Rows& cast, const ConstTensor& dy, const ConstTensor& x,
                         const Tensor& y);
+bool silu_backward_e4m3(Context&, const E4m3Rows& dx, const E4m3Rows& y, const ConstTensor& dy, const ConstTensor& x);
 bool swiglu_backward_e4m3(Context&, const Tensor& dgate, const Tensor& dup, const E4m3Rows& cast, const ConstTensor& dy,
                           const ConstTensor& gate, const ConstTensor& up, const Tensor& y);
+bool swiglu_backward_e4m3(Context&, const E4m3Rows& dpre, const E4m3Rows& y, const ConstTensor& dy,
+                          const ConstTensor& gate, const ConstTensor& up);
 void silu_forward(Context&, Tensor y, ConstTensor x);
 void silu_backward(Context&, Tensor dx, ConstTensor dy, ConstTensor x, Tensor y);
 void swiglu_forward(Context&, Tensor y, ConstTensor gate, ConstTensor up);

@@ -44,14 +44,24 @@ __device__ __forceinline__ uint32_t largest_of(const uint4& vector) {
   return largest;
 }
 __device__ __forceinline__ uint32_t warp_largest(uint32_t x) { return __reduce_max_sync(kFullWarp, x); }
-// The largest value in a CTA of whole warps, in every thread. Call it once in a kernel.
-__device__ __forceinline__ uint32_t block_largest(uint32_t x) {
-  __shared__ uint32_t warp_results[32];
+// The largest of each value in a CTA of whole warps, in every thread. Call it once in a kernel.
+template <int kCount>
+__device__ __forceinline__ void block_largest(uint32_t (&x)[kCount]) {
+  __shared__ uint32_t warp_results[kCount][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  x = warp_largest(x);
-  if (lane == 0) warp_results[warp] = x;
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) {
+    x[i] = warp_largest(x[i]);
+    if (lane == 0) warp_results[i][warp] = x[i];
+  }
   __syncthreads();
-  return warp_largest(lane < warps ? warp_results[lane] : 0);
+#pragma unroll
+  for (uint32_t i = 0; i < kCount; ++i) x[i] = warp_largest(lane < warps ? warp_results[i][lane] : 0);
+}
+__device__ __forceinline__ uint32_t block_largest(uint32_t x) {
+  uint32_t one[1] = {x};
+  block_largest(one);
+  return one[0];
 }
 
 // Eight floats rounded to a bf16 vector.

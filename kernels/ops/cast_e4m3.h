@@ -1,9 +1,10 @@
 // e4m3 (1 sign, 4 exponent, 3 mantissa bits; no infinity) with a scale for each row, for products on fp8 tensor cores.
 //
 // A row's value is byte * scale. Its scale is the smallest power of two for which no value exceeds 448, the largest
-// e4m3, so dividing by it is exact and only the rounding to e4m3 (to nearest, ties to even) loses anything. A row of
-// zeros has scale 1. No scale is below 2^-124, so that every scaled value is a bf16 too; rows of values below 2^-115
-// lose bits for it. A row that holds an infinity or a NaN is NaN, scale and bytes: a product shows it.
+// e4m3, so dividing by it is exact and only the rounding to e4m3 (to nearest, ties to even) loses anything. No scale
+// is below 2^-124, so that every scaled value is a bf16 too; rows of values below 2^-115 lose bits for it. A row of
+// zeros has this smallest scale, because it must not raise one that rows share (transpose_e4m3). A row that holds an
+// infinity or a NaN is NaN, scale and bytes: a product shows it.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -12,7 +13,7 @@
 
 namespace triad {
 
-// A matrix in e4m3. q [N,K] u8, contiguous; scale [N] f32: a power of two, or NaN.
+// A matrix in e4m3. q [N,K] u8, whose rows may be strided; scale [N] f32: a power of two, or NaN.
 struct E4m3Rows {
   Tensor q, scale;
   bool empty() const { return q.empty(); }
@@ -20,9 +21,8 @@ struct E4m3Rows {
 
 // x [N,K] f32 or bf16 (on a GPU bf16), any row stride -> rows.q [N,K], rows.scale [N], overwritten.
 void cast_rows_e4m3(Context&, const E4m3Rows& rows, ConstTensor x);
-// The same for w [M,K] by row, and for its transpose, whose rows are w's columns: columns.q [K,M], columns.scale [K].
-// M and K are multiples of 16.
-void cast_weight_e4m3(Context&, const E4m3Rows& rows, const E4m3Rows& columns, ConstTensor w);
+// The same for the transpose of w [M,K], contiguous, M and K multiples of 16: columns.q [K,M], columns.scale [K].
+void cast_columns_e4m3(Context&, const E4m3Rows& columns, ConstTensor w);
 // What a cast loses: how many values are counted, how many of them are 0 and how many NaN. A row's scale fits its
 // largest value, so that none is above 448: NaN are the rows that hold an infinity or a NaN.
 struct E4m3Counts {
@@ -32,8 +32,31 @@ inline constexpr int64_t kE4m3CountedRows = 16;  // one row in so many is counte
 // counts [E4m3Counts::count] f64, added to  <-  rows 0, 16, 32, ... of a matrix whose columns are a multiple of 16.
 // Rows of zeros are left out, since their zeros are exact.
 void count_e4m3(Context&, Tensor counts, const E4m3Rows& rows);
-// Allocates a matrix [N,K] in the scope.
-E4m3Rows alloc_e4m3_rows(Scratch::Scope& scope, int64_t N, int64_t K);
+// Allocates a matrix [N,K] in a Scratch::Scope, or in memory with the same alloc().
+template <class Memory>
+E4m3Rows alloc_e4m3_rows(Memory& memory, int64_t N, int64_t K) {
+  return {memory.alloc(DType::u8, {N, K}, "e4m3 rows"), memory.alloc(DType::f32, {N}, "scales of e4m3 rows")};
+}
+
+// A matrix [K,N] in e4m3, its columns padded by zeros to a multiple of kE4m3Multiple.
+// q [K,ceil(N/16)*16] u8, contiguous; scale [1] f32: a power of two, or NaN.
+struct E4m3Columns {
+  Tensor q, scale;
+};
+
+// The transposes of two matrices in e4m3, for a product that sums over their rows: a weight gradient.
+//
+// Such a sum takes one scale for each operand, while each row has two of its own. Only their product matters to the
+// sum, so rows are brought to the largest product of all rows: a row whose product is 2^-e of that is divided by
+// 2^(e/2) in each operand, where it keeps its bits down to 2^-6, e4m3's smallest normal. So a row is lost only where
+// neither operand's size matters to the sum, and a few large rows of x do not flush the others if their dy are small.
+//
+// a, b, overwritten  <-  a_rows [N,Ka], b_rows [N,Kb], Ka and Kb multiples of 16. If a row's scale is NaN, all scales
+// and bytes are.
+void transpose_e4m3(Context&, const E4m3Columns& a, const E4m3Columns& b, const E4m3Rows& a_rows,
+                    const E4m3Rows& b_rows);
+// The shape of the transpose of rows, padding included.
+Shape e4m3_columns_shape(const E4m3Rows& rows);
 
 inline constexpr uint8_t kE4m3Nan = 0x7f;
 inline constexpr int kE4m3Multiple = 16;  // weight rows and columns that fp8 products take are multiples of this
@@ -45,9 +68,8 @@ inline constexpr int kE4m3Multiple = 16;  // weight rows and columns that fp8 pr
 #define TRIAD_HOST_DEVICE
 #endif
 TRIAD_HOST_DEVICE constexpr uint32_t e4m3_scale_bits(uint32_t largest) {
-  constexpr uint32_t kInfinity = 0x7f800000u, kNan = 0x7fc00000u, kOne = 0x3f800000u;
+  constexpr uint32_t kInfinity = 0x7f800000u, kNan = 0x7fc00000u;
   if (largest >= kInfinity) return kNan;
-  if (largest == 0) return kOne;
   // 448 is 1.75 * 2^8. The sum carries into the exponent if the mantissa is above 1.75.
   constexpr uint32_t kAbove = 0x7fffffu - 0x600000u, kLeast = 3;
   const uint32_t exponent = (largest + kAbove) >> 23;
@@ -84,7 +106,9 @@ constexpr float from_e4m3(uint8_t byte) {
 
 namespace cuda {
 void cast_rows_e4m3(Context&, const E4m3Rows& rows, const ConstTensor& x);
-void cast_weight_e4m3(Context&, const E4m3Rows& rows, const E4m3Rows& columns, const ConstTensor& w);
+void cast_columns_e4m3(Context&, const E4m3Rows& columns, const ConstTensor& w);
 void count_e4m3(Context&, const Tensor& counts, const E4m3Rows& rows);
+void transpose_e4m3(Context&, const E4m3Columns& a, const E4m3Columns& b, const E4m3Rows& a_rows,
+                    const E4m3Rows& b_rows);
 }  // namespace cuda
 }  // namespace triad

@@ -19,7 +19,7 @@ void decode(Context& ctx, Tensor values, const E4m3Rows& rows) {
   const int64_t K = rows.q.size(1);
   parallel_for(ctx, rows.q.size(0), [&](int64_t i) {
     const float scale = rows.scale.ptr<float>()[i];
-    const uint8_t* const from = rows.q.ptr<uint8_t>() + i * K;
+    const uint8_t* const from = rows.q.ptr<uint8_t>() + i * rows.q.stride[0];
     T* const to = values.ptr<T>() + i * K;
     for (int64_t k = 0; k < K; ++k) to[k] = static_cast<T>(from_e4m3(from[k]) * scale);
   });
@@ -42,13 +42,6 @@ Tensor decoded(Context& ctx, Scratch::Scope& scope, const E4m3& rows, DType dtyp
   const Tensor values = scope.alloc(dtype, rows.q.shape(), "values of e4m3");
   dtype == DType::f32 ? decode<float>(ctx, values, rows) : decode<bf16>(ctx, values, rows);
   return values;
-}
-
-E4m3Rows cast_to_scratch(Context& ctx, Scratch::Scope& scope, const ConstTensor& x, const Tensor& counts) {
-  const E4m3Rows rows = alloc_e4m3_rows(scope, x.size(0), x.size(1));
-  cast_rows_e4m3(ctx, rows, x);
-  if (!counts.empty()) count_e4m3(ctx, counts, rows);
-  return rows;
 }
 
 }  // namespace
@@ -88,10 +81,15 @@ void matmul_fp8(Context& ctx, Tensor d, const E4m3Columns& a, const E4m3Columns&
   check_tensor("matmul_fp8's D", d, {M, N}, DType::f32);
   TRIAD_CHECK(M % kE4m3Multiple == 0 && N % kE4m3Multiple == 0, "matmul_fp8: D {}: multiples of {} are needed", d.str(),
               kE4m3Multiple);
+  if (K == 0) {
+    if (!add) zero(ctx, d);
+    return;
+  }
   ctx.routes.set_call(d, a.q);
   if (ctx.device.is_cuda()) {
     ctx.routes.record("matmul_fp8", "cublaslt e4m3 dw");
-    if constexpr (kBuiltWithCuda) return cuda::matmul_fp8(ctx, d, a, b, add);
+    if constexpr (kBuiltWithCuda) cuda::matmul_fp8(ctx, d, a, b, add);
+    return;
   }
   ctx.routes.record("matmul_fp8", "cpu");
   Scratch::Scope scope(ctx.scratch);
@@ -106,21 +104,37 @@ void record_not_fp8(Context& ctx, const ConstTensor& y, const ConstTensor& w) {
   ctx.routes.record("matmul_fp8", name_of(y.dtype), "rows or columns of the weight are no multiple of 16");
 }
 
-void linear_forward_fp8(Context& ctx, Tensor y, ConstTensor x, const Fp8Weight& w, ConstTensor addend, Tensor counts) {
+void linear_forward_fp8(Context& ctx, Tensor y, const E4m3Rows& x, ConstTensor w, ConstTensor addend, Tensor counts) {
   Scratch::Scope scope(ctx.scratch);
-  matmul_fp8(ctx, y, cast_to_scratch(ctx, scope, x, counts), w.rows, Fp8Sums::fast, addend);
+  const E4m3Rows rows = alloc_e4m3_rows(scope, w.size(0), w.size(1));
+  cast_rows_e4m3(ctx, rows, w);
+  if (!counts.empty()) count_e4m3(ctx, counts, rows);
+  matmul_fp8(ctx, y, x, rows, Fp8Sums::fast, addend);
 }
 
-void linear_backward_input_fp8(Context& ctx, Tensor dx, ConstTensor dy, const Fp8Weight& w, Tensor counts) {
+void linear_backward_input_fp8(Context& ctx, Tensor dx, const E4m3Rows& dy, ConstTensor w, Tensor counts) {
   Scratch::Scope scope(ctx.scratch);
-  matmul_fp8(ctx, dx, cast_to_scratch(ctx, scope, dy, counts), w.columns, Fp8Sums::accurate);
+  const E4m3Rows columns = alloc_e4m3_rows(scope, w.size(1), w.size(0));
+  cast_columns_e4m3(ctx, columns, w);
+  if (!counts.empty()) count_e4m3(ctx, counts, columns);
+  matmul_fp8(ctx, dx, dy, columns, Fp8Sums::accurate);
 }
 
-void linear_backward_weight_fp8(Context& ctx, Tensor dw, const E4m3Rows& dy, const E4m3Rows& x, bool add) {
+void linear_backward_weight_fp8(Context& ctx, Tensor dw, const E4m3Rows& dy, const E4m3Rows& x, bool add,
+                                const Tensor& unused) {
   Scratch::Scope scope(ctx.scratch);
-  const E4m3Columns dy_columns = alloc_e4m3_columns(scope, dy), x_columns = alloc_e4m3_columns(scope, x);
-  transpose_e4m3(ctx, dy_columns, dy);
-  transpose_e4m3(ctx, x_columns, x);
+  int64_t taken = 0;  // bytes of `unused`
+  const auto alloc = [&](const E4m3Rows& rows) {
+    const Shape shape = e4m3_columns_shape(rows);
+    const int64_t end = taken + align_up(shape.numel());
+    const bool fits = !unused.empty() && end <= unused.bytes();
+    const Tensor q = fits ? Tensor(unused.data + taken, DType::u8, shape, unused.device)
+                          : scope.alloc(DType::u8, shape, "e4m3 columns");
+    if (fits) taken = end;
+    return E4m3Columns{q, scope.alloc(DType::f32, {1}, "scale of e4m3 columns")};
+  };
+  const E4m3Columns dy_columns = alloc(dy), x_columns = alloc(x);
+  transpose_e4m3(ctx, dy_columns, x_columns, dy, x);
   matmul_fp8(ctx, dw, dy_columns, x_columns, add);
 }
 

@@ -1,10 +1,9 @@
 // Linear layers on fp8 tensor cores: operands in e4m3 with a scale for each row (cast_e4m3.h), sums in fp32, results
-// in the activations' dtype. Rows of x and of dy are cast where they are used, the weight once per update.
+// in the activations' dtype. The weight is cast by the op, to scratch memory, and so is no longer than its product.
 #pragma once
 #include <string>
 
 #include "kernels/ops/cast_e4m3.h"
-#include "kernels/ops/transpose_e4m3.h"
 
 namespace triad {
 
@@ -20,25 +19,22 @@ void matmul_fp8(Context&, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp8Sum
 // accurate.
 void matmul_fp8(Context&, Tensor d, const E4m3Columns& a, const E4m3Columns& b, bool add);
 
-// A weight w [out,in] in e4m3: rows for y = x w^T, and its transpose's rows, the columns of w, for dx = dy w.
-struct Fp8Weight {
-  E4m3Rows rows, columns;
-  bool empty() const { return rows.empty(); }
-};
 // Whether products with w can be in fp8: out and in must be multiples of 16.
 bool fits_fp8(const ConstTensor& w);
 // Records a product with w that is in T because w does not fit, as a fallback.
 void record_not_fp8(Context&, const ConstTensor& y, const ConstTensor& w);
 
-// y [N,out] T overwritten  <-  x [N,in] T; addend [N,out] as in matmul_fp8(). counts: count_e4m3() of x's rows, added
-// to; absent: they are not counted.
-void linear_forward_fp8(Context&, Tensor y, ConstTensor x, const Fp8Weight& w, ConstTensor addend = {},
+// y [N,out] T overwritten  <-  x [N,in], w [out,in] T; addend [N,out] as in matmul_fp8(). counts: count_e4m3() of w's
+// rows, added to; absent: they are not counted.
+void linear_forward_fp8(Context&, Tensor y, const E4m3Rows& x, ConstTensor w, ConstTensor addend = {},
                         Tensor counts = {});
-// dx [N,in] T overwritten  <-  dy [N,out] T. counts: the same of dy's rows.
-void linear_backward_input_fp8(Context&, Tensor dx, ConstTensor dy, const Fp8Weight& w, Tensor counts = {});
+// dx [N,in] T overwritten  <-  dy [N,out], w [out,in] T. counts: the same of w's columns.
+void linear_backward_input_fp8(Context&, Tensor dx, const E4m3Rows& dy, ConstTensor w, Tensor counts = {});
 
-// dw [out,in] acc added to, or overwritten if add is false  <-  dy [N,out] and x [N,in] in e4m3.
-void linear_backward_weight_fp8(Context&, Tensor dw, const E4m3Rows& dy, const E4m3Rows& x, bool add);
+// dw [out,in] acc added to, or overwritten if add is false  <-  dy [N,out], x [N,in]. unused: memory without values,
+// contiguous and aligned, in which the operands' transposes may lie; absent, or too small for one: in scratch memory.
+void linear_backward_weight_fp8(Context&, Tensor dw, const E4m3Rows& dy, const E4m3Rows& x, bool add,
+                                const Tensor& unused = {});
 
 // The compute capability of cards whose cuBLASLt multiplies e4m3 with a scale for each row: Hopper's.
 inline constexpr int kFp8Capability = 90;

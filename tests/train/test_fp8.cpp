@@ -6,7 +6,8 @@
 
 #include "io/json_config.h"
 #include "io/weight_index.h"
-#include "model/fp8_weights.h"
+#include "kernels/ops/cast_e4m3.h"
+#include "model/fp8.h"
 #include "tests/support/checked_run.h"
 #include "tests/support/dist_run.h"
 #include "tests/support/grads_run.h"
@@ -21,7 +22,7 @@ using namespace triad::test;
 
 namespace {
 
-const std::string kFp8 = "--set runtime.matmul_dtype=fp8 ";
+const std::string kFp8 = "--set runtime.matmul_dtype=fp8 ", kWeightGrads = "--set runtime.fp8_weight_grads=true ";
 
 std::string weights(const std::string& folder) { return read_text(folder + kWeights); }
 
@@ -34,7 +35,6 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
   run_ok(train_on(folder.file("b"), device, more));
   REQUIRE(!weights(folder.file("a")).empty());
   CHECK(weights(folder.file("a")) == weights(folder.file("b")));
-  // A run that begins at step 7 casts the weights of step 7.
   run_ok(train_on(folder.file("b"), device, more + "--set train.save_every=7 --overwrite"));
   run_ok(train_on(folder.file("b"), device,
                   more + "--set train.save_every=7 --overwrite --resume " + folder.file("b/checkpoints/step_7")));
@@ -45,12 +45,13 @@ void check_same_bits_and_resume(const std::string& device, const std::string& pr
 
 TEST_CASE("fp8: two runs and a resumed one have the same bits", "[fp8]") {
   check_same_bits_and_resume("cpu", "fp32");
-  check_same_bits_and_resume("cpu", "bf16");
+  check_same_bits_and_resume("cpu", "bf16 " + kWeightGrads);
 }
 
 TEST_CASE("fp8: two runs and a resumed one have the same bits on the GPU", "[fp8][gpu]") {
   if (!require_gpu()) return;
   check_same_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true");
+  check_same_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true " + kWeightGrads);
 }
 
 TEST_CASE("fp8: the loss falls as it does without, and only layers that are not excluded differ", "[fp8]") {
@@ -67,17 +68,24 @@ TEST_CASE("fp8: the loss falls as it does without, and only layers that are not 
   CHECK(with.rbegin()->second < with.begin()->second - 0.5);
   CHECK(with.rbegin()->second == Approx(without.rbegin()->second).margin(0.05));
   CHECK(!same_file(folder.file("with") + kWeights, folder.file("without") + kWeights));
+  run_ok(train_on(folder.file("weight_grads"), "cpu", more + kFp8 + kWeightGrads));
+  CHECK(column(folder.file("weight_grads/training.csv"), "loss").rbegin()->second ==
+        Approx(without.rbegin()->second).margin(0.05));
+  CHECK(!same_file(folder.file("weight_grads") + kWeights, folder.file("with") + kWeights));
   run_ok(train_on(folder.file("excluded"), "cpu", more + kFp8 + "--set runtime.fp8_exclude=0:2"));
   CHECK(same_file(folder.file("excluded") + kWeights, folder.file("without") + kWeights));
 }
 
 TEST_CASE("fp8: a step's casts are counted once, in all its micro-steps", "[fp8][stats]") {
-  for (const std::string recompute : {"none", "mlp", "block"}) {
+  for (const std::string recompute : {"none", "mlp", "block", "block with weight gradients"}) {
     INFO(recompute);
-    const Config config = load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
-                                      {"runtime.matmul_dtype=fp8", "runtime.device=cpu", "model.mlp=swiglu",
-                                       "train.accumulate_grad_batches=2", "runtime.recompute=" + recompute})
-                              .config;
+    const bool weight_grads = recompute.ends_with("gradients");
+    const Config config =
+        load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
+                    {"runtime.matmul_dtype=fp8", "runtime.device=cpu", "model.mlp=swiglu",
+                     "train.accumulate_grad_batches=2", "runtime.recompute=" + recompute.substr(0, recompute.find(' ')),
+                     fmt::format("runtime.fp8_weight_grads={}", weight_grads)})
+            .config;
     const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu());
     TrainStep step(*runtime, config);
     step.model().params().init(runtime->ctx(), 7);
@@ -102,8 +110,8 @@ TEST_CASE("fp8: a step's casts are counted once, in all its micro-steps", "[fp8]
       CHECK(values(Fp8Role::mlp_out_x) == kCasts * kHidden);
       CHECK(values(Fp8Role::mlp_out_dy) == kCasts * kDim);
       constexpr int64_t kElements = kDim * (kQkv + kDim + 3 * kHidden);
-      CHECK(values(Fp8Role::weight_rows) == kLayers * kElements / kE4m3CountedRows);
-      CHECK(values(Fp8Role::weight_columns) == kLayers * kElements / kE4m3CountedRows);
+      CHECK(values(Fp8Role::weight_rows) == kMicroSteps * kLayers * kElements / kE4m3CountedRows);
+      CHECK(values(Fp8Role::weight_columns) == kMicroSteps * kLayers * kElements / kE4m3CountedRows);
     }
   }
 }
@@ -165,19 +173,24 @@ TEST_CASE("fp8: grads --dtype fp8 counts its products by kernel", "[fp8]") {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i <= 48; ++i) tokens.push_back((i * i + 5) % 256);
   write_shard(folder.file("tokens.bin"), tokens);
-  const auto grads = [&](const std::string& dtype) {
-    const std::string out = folder.file(dtype + ".safetensors");
+  const auto grads = [&](const std::string& dtype, int products = 0) {
+    const std::string out = folder.file("grads.safetensors");
     const Outcome outcome =
         run_program("grads --device cpu --batch 1 --seq 48 --checkpoint " + folder.file("init") + " --tokens " +
                     folder.file("tokens.bin") + " --dtype " + dtype + " --out " + out);
     INFO(outcome.output);
     CHECK(outcome.exit_code == 0);
-    CHECK(has(outcome.output, "matmul_fp8: cpu 16 times") == (dtype == "fp8"));
+    CHECK(has(outcome.output, fmt::format("matmul_fp8: cpu {} times", products)) == (products > 0));
     return tensors(out).at("grad/blocks.0.mlp.fc1.weight");
   };
-  const std::vector<float> bf16 = grads("bf16"), fp8 = grads("fp8");
+  const std::vector<float> bf16 = grads("bf16"), fp8 = grads("fp8", 16),
+                           weight_grads = grads("fp8 --fp8-weight-grads", 24);
   CHECK(bf16 != fp8);
+  CHECK(fp8 != weight_grads);
   CHECK(bf16.size() == fp8.size());
+  const Outcome refused = run_program("grads --checkpoint x --tokens x --batch 1 --seq 1 --out x --fp8-weight-grads");
+  CHECK(refused.exit_code == 2);
+  CHECK(has(refused.output, "--dtype must be fp8, and that is f32"));
 }
 
 TEST_CASE("fp8: dist.zero 0 to 3 give the same bits", "[fp8][dist]") {
@@ -188,7 +201,7 @@ TEST_CASE("fp8: dist.zero 0 to 3 give the same bits", "[fp8][dist]") {
     const std::string keys = fmt::format(
         "--set model.dim=128 --set dist.bucket_mb=0.1 --set dist.zero={} --set train.accumulate_grad_batches={} ", zero,
         micro_steps);
-    const Outcome outcome = run_ranks(2, train_args(out, kFp8 + keys));
+    const Outcome outcome = run_ranks(2, train_args(out, kFp8 + kWeightGrads + keys));
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     return tensors(tensors_path(out));
@@ -217,14 +230,14 @@ TEST_CASE("fp8: ranks that share sequences give one rank's logits and gradients,
   // Two ranks' distance to one.
   const auto distance = [&](const std::string& dtype) {
     const auto grads = [&](int ranks) {
-      const std::string out = folder.file(fmt::format("{}{}.safetensors", dtype, ranks));
+      const std::string out = folder.file(fmt::format("{}{}.safetensors", dtype.substr(0, 3), ranks));
       const std::string args = fmt::format(
           "grads --device cpu --dtype {} --checkpoint {} --tokens {} --batch {} --seq {} --context {} --out {}", dtype,
           folder.file("run"), folder.file("tokens.bin"), kBatch, kSeq, ranks, out);
       const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
       INFO(outcome.output);
       REQUIRE(outcome.exit_code == 0);
-      CHECK(has(outcome.output, "matmul_fp8: cpu 16 times") == (dtype == "fp8"));
+      CHECK(has(outcome.output, "matmul_fp8: cpu 24 times") == (dtype != "bf16"));
       return tensors(out);
     };
     const auto one = grads(1), two = grads(2);
@@ -239,7 +252,7 @@ TEST_CASE("fp8: ranks that share sequences give one rank's logits and gradients,
     }
     return Distance{std::sqrt(error.logits / size.logits), std::sqrt(error.grads / size.grads)};
   };
-  const Distance bf16 = distance("bf16"), fp8 = distance("fp8");
+  const Distance bf16 = distance("bf16"), fp8 = distance("fp8 --fp8-weight-grads");
   CHECK(fp8.logits <= 2 * bf16.logits);  // both 0 where a matrix product's rows do not depend on their number
   CHECK(fp8.grads <= 2 * bf16.grads);
 }
@@ -270,32 +283,24 @@ TEST_CASE("fp8: with activations in fp32, the first step's gradients of ranks th
   }
 }
 
-TEST_CASE("fp8: a plan counts the weights in e4m3, but not those of excluded layers", "[fp8]") {
-  const std::string tiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-  const auto bytes_of = [&](const std::vector<std::string>& sets) {
-    const Config config = load_config(tiny, sets).config;
-    int64_t bytes = 0;
-    const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu());
-    const TrainStep step(*runtime, config);
-    for (const Arena::Allocation& a : runtime->arena().allocations())
-      if (a.name.find("e4m3") != std::string::npos) bytes += a.bytes;
-    return bytes;
+TEST_CASE("fp8: with weight gradients in fp8 a run's peak memory is that of bf16", "[fp8]") {
+  struct Size {
+    const char *config, *keys;
   };
-  constexpr int64_t kDim = 32, kQkv = 128, kHidden = 128, kElements = kDim * (kQkv + kDim + 2 * kHidden),
-                    kRows = kQkv + kDim + 2 * kDim + 2 * kHidden + 2 * kDim;
-  CHECK(bytes_of({}) == 0);
-  CHECK(bytes_of({"runtime.matmul_dtype=fp8"}) == 2 * (2 * kElements + 4 * kRows));
-  CHECK(bytes_of({"runtime.matmul_dtype=fp8", "runtime.fp8_exclude=0:1"}) == 2 * kElements + 4 * kRows);
-  const auto fitted = [&](const std::string& keys) {
-    return parse_json(run_ok("plan " + tiny + " --set runtime.device=cpu --fit --memory-gb 0.05 --json " + keys),
-                      "plan");
-  };
-  const Json without = fitted(""), with = fitted(kFp8);
-  constexpr int64_t kRounding = 512;  // bytes to which allocations are rounded, and the counts of casts
-  const int64_t more = with["peak_bytes"].get<int64_t>() - without["peak_bytes"].get<int64_t>();
-  CHECK(more >= 2 * (2 * kElements + 4 * kRows));
-  CHECK(more <= 2 * (2 * kElements + 4 * kRows) + kRounding);
-  CHECK(with["fit"]["micro_batch_size"] < without["fit"]["micro_batch_size"]);
+  for (const Size& s :
+       std::initializer_list<Size>{{"llama_1b", "--set train.micro_batch_size=4 --set runtime.recompute=none"},
+                                   {"llama_1b", "--set train.micro_batch_size=4 --set runtime.recompute=block"},
+                                   {"llama_8b", "--set runtime.recompute=block"}}) {
+    INFO(s.config << " " << s.keys);
+    const auto peak = [&](const std::string& more) {
+      const std::string args =
+          fmt::format("plan {}/configs/{}.json --card h200 --json {} {}", TRIAD_SOURCE_DIR, s.config, s.keys, more);
+      return parse_json(run_ok(args), "plan")["peak_bytes"].get<int64_t>();
+    };
+    const int64_t without = peak("");
+    CHECK(peak(kFp8 + kWeightGrads) <= without + 4096);  // the counts of casts
+    CHECK(peak(kFp8) <= without + without / 200);
+  }
 }
 
 TEST_CASE("fp8: keys that do not go together are errors", "[fp8]") {
@@ -304,6 +309,7 @@ TEST_CASE("fp8: keys that do not go together are errors", "[fp8]") {
   };
   check_error(load({"runtime.matmul_dtype=fp16"}), {"runtime.matmul_dtype", "fp16", "fp8"});
   check_error(load({"runtime.fp8_exclude=0:1"}), {"runtime.fp8_exclude", "runtime.matmul_dtype fp8"});
+  check_error(load({"runtime.fp8_weight_grads=true"}), {"runtime.fp8_weight_grads", "runtime.matmul_dtype fp8"});
   for (const std::string wrong : {"0:3", "1", "0:1=mlp", "0:1,0:1"})
     check_error(load({"runtime.matmul_dtype=fp8", "runtime.fp8_exclude=" + wrong}), {"runtime.fp8_exclude", wrong});
   check_error(load({"runtime.matmul_dtype=fp8", "runtime.kernels=reference"}), {"runtime.matmul_dtype", "reference"});

@@ -84,7 +84,8 @@ const std::vector<Family>& families() {
       {"exchange", {"context_exchange"}},                // keys, values and their gradients, between ranks
       {"rows of exchanges", {"copy_rows", "add_rows"}},  // packed, unpacked and added
       {"collectives", {"rank_sum"}, {"nccl"}},           // gradient sums, weight gathers
-      {"cast", {"cast_rows_e4m3", "cast_weight_e4m3", "count_e4m3"}},  // casts to fp8
+      {"cast", {"cast_rows_e4m3", "cast_columns_e4m3", "count_e4m3"}},  // casts to fp8
+      {"transpose", {"transpose_e4m3"}},                                // operands of fp8 weight gradients
       {"copies", {"cast"}, {"copy", "fill"}},
       {"other", {}}};
   return all;

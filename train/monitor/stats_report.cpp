@@ -6,7 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "model/fp8_weights.h"
+#include "kernels/ops/cast_e4m3.h"
+#include "model/fp8.h"
 
 namespace triad {
 

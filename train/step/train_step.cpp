@@ -9,6 +9,7 @@
 
 #include "engine/check.h"
 #include "engine/process/progress.h"
+#include "kernels/ops/cast_e4m3.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/step/reduce.h"
 #include "kernels/step/step_guard.h"
@@ -77,6 +78,7 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
               .grad_windows = windows(),
               .group = group_ ? &*group_ : nullptr,
               .fp8_layers = config.fp8_layers,
+              .fp8_weight_grads = config.runtime.fp8_weight_grads,
               .lora = config.train.lora}),
       ranks_(world_ == 1 ? Tensor{}
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,
@@ -283,7 +285,6 @@ void TrainStep::forward_backward(bool first, GradSink* sink) {
   const bool weight_windows = has_weight_windows(config_, world_);
   Activations& act = form().act;
   model_.attend_densely(dense_);
-  model_.keep_fp8_weights(!first);
   model_.count_fp8(fp8_counts_);
   model_.forward(ctx_, act, dense_ ? nullptr : stats_.get(), first || weight_windows ? optimizer_.weights() : nullptr);
   ledger_.begin(sink);
@@ -469,7 +470,6 @@ double TrainStep::evaluate(std::span<const int32_t> tokens, std::span<const int3
   if (asserts_) asserts_->clear(ctx_);
   Activations& act = form().act;
   model_.attend_densely(false);
-  model_.keep_fp8_weights(false);
   model_.count_fp8({});
   Model::AfterLayer sample;
   if (!sampled.tokens.empty()) {

@@ -1,7 +1,7 @@
 // Decoding with a KV cache: after a prefill of any length, each step appends one token per sequence and computes the
 // same logits as a forward pass over the whole sequence has in its last row. The prefill is such a forward pass; a step
 // computes the same functions from the cache. Each sequence in a batch has its own length. On a GPU the logits' last
-// bits depend on the batch size (kernels/decode/skinny_linear.h), but never on the other sequences.
+// bits depend on the batch size (kernels/decode/README.md), but never on the other sequences.
 #pragma once
 #include <span>
 #include <vector>

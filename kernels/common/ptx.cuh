@@ -72,6 +72,34 @@ __device__ __forceinline__ void sync_cluster() {
 #endif
 }
 
+// Reads shared memory of the cluster's CTA number `rank`, at the place that `p` has in this CTA's, on sm_90; on other
+// cards, without clusters, this CTA's. sync_cluster() orders the read after the writes.
+__device__ __forceinline__ float load_from_cta(const float* p, int rank) {
+#if __CUDA_ARCH__ >= 900
+  float x;
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];\n}"
+               : "=f"(x)
+               : "r"(shared_address(p)), "r"(rank));
+  return x;
+#else
+  return *p;
+#endif
+}
+// The same for four floats, aligned to 16 bytes.
+__device__ __forceinline__ float4 load_from_cta(const float4* p, int rank) {
+#if __CUDA_ARCH__ >= 900
+  float4 x;
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\nld.shared::cluster.v4.f32 {%0, %1, %2, %3}, "
+      "[there];\n}"
+      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+      : "r"(shared_address(p)), "r"(rank));
+  return x;
+#else
+  return *p;
+#endif
+}
+
 // A warp's tensor-core product c[16x8] += a[16x16] b[16x8]; bf16 operands, fp32 sums.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(

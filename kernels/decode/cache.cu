@@ -51,12 +51,17 @@ __device__ bool ends_block(const Append<T>& a, int at) {
   return a.blocks > 0 && at + 1 >= a.l && (at + 1 - a.l) % a.d == 0;
 }
 
-// Rotates a row by position `at`'s angles (ops/rope.h) from `from` to `to`, which may be the same, using the whole CTA.
+// The threads that store an item: the CTA's, or a warp's.
+struct Team {
+  int thread, threads;
+};
+
+// Rotates a row by position `at`'s angles (ops/rope.h) from `from` to `to`, which may be the same.
 template <class T>
-__device__ void rotate(const Append<T>& a, T* to, const T* from, int at) {
+__device__ void rotate(const Append<T>& a, const Team& team, T* to, const T* from, int at) {
   const int half = a.dk / 2;
 #pragma unroll 1
-  for (int j = threadIdx.x; j < half; j += kThreads) {
+  for (int j = team.thread; j < half; j += team.threads) {
     const float cos = a.cos[at * a.table_stride + j], sin = a.sin[at * a.table_stride + j];
     const float first = to_float(from[j]), second = to_float(from[j + half]);
     to[j] = from_float<T>(first * cos - second * sin);
@@ -108,21 +113,33 @@ __device__ void compress_ring(const Append<T>& a, const Stored<T>& s, int b, int
   }
 }
 
-// blockIdx.x: a q head, or a group in a stored tensor; blockIdx.y: the sequence.
-template <class T>
-__global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a) {
+// blockIdx.y: the sequence. blockIdx.x: the item, a q head or a group in a stored tensor. kShared, for many sequences:
+// the raw rows' items, the last ones, have a CTA each, because it may make a block; 8 others share a CTA, a warp each.
+template <class T, bool kShared>
+__global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a, int items, int raw_items) {
+  constexpr int kWarps = kThreads / 32;
   pdl_wait();
   const int b = blockIdx.y, at = a.position[b];
-  const bool query = blockIdx.x < static_cast<unsigned>(a.Hq);
-  const int i = query ? 0 : static_cast<int>(blockIdx.x - a.Hq), g = i % a.Hkv;
+  int item = blockIdx.x;
+  Team team = {static_cast<int>(threadIdx.x), kThreads};
+  if (kShared) {
+    item += items - raw_items;
+    if (item >= items) {
+      item = (item - items) * kWarps + static_cast<int>(threadIdx.x) / 32;
+      team = {static_cast<int>(threadIdx.x) % 32, 32};
+      if (item >= items - raw_items) return;
+    }
+  }
+  const bool query = item < a.Hq;
+  const int i = query ? 0 : item - a.Hq, g = i % a.Hkv;
   const Stored<T>& s = a.stored[i / a.Hkv];
-  T* const to = query ? a.q.row(b, 0, blockIdx.x) : s.to.row(b, at % s.rows, g);
+  T* const to = query ? a.q.row(b, 0, item) : s.to.row(b, at % s.rows, g);
   const T* const from = query ? to : s.from.row(b, 0, g);
   if (query || s.rotate)
-    rotate(a, to, from, at);
+    rotate(a, team, to, from, at);
   else
 #pragma unroll 1
-    for (int j = threadIdx.x; j < s.D; j += kThreads) to[j] = from[j];
+    for (int j = team.thread; j < s.D; j += team.threads) to[j] = from[j];
   if (query) return;
   if (!s.raw || !a.compress || !ends_block(a, at)) return;
   __syncthreads();
@@ -160,8 +177,10 @@ void compress_by_mlp(Context& ctx, const Append<T>& a, const Stored<T>& s, const
   const unsigned groups = static_cast<unsigned>(a.Hkv), batch = static_cast<unsigned>(B);
   launch(ctx, "phi's rows", cache_gather_block_kernel<T>, dim3(static_cast<unsigned>(a.l), groups, batch),
          dim3(kThreads), 0, rows.ptr<T>(), a, s, w.pos.ptr<T>(), w.pos.stride[0]);
-  for (int64_t first = 0; first < n; first += kMaxSkinnyRows) {
-    const int64_t end = std::min(n, first + kMaxSkinnyRows);
+  constexpr int64_t kMany = 256;  // rows of a product in bf16
+  const int64_t at_once = dtype == DType::bf16 && n > kMaxSkinnyRows ? kMany : kMaxSkinnyRows;
+  for (int64_t first = 0; first < n; first += at_once) {
+    const int64_t end = std::min(n, first + at_once);
     triad::skinny_linear(ctx, hidden.slice(0, first, end), rows.slice(0, first, end), w.fc1,
                          {.activation = SkinnyLinearOptions::Activation::silu});
     triad::skinny_linear(ctx, y.slice(0, first, end), hidden.slice(0, first, end), w.fc2);
@@ -196,11 +215,14 @@ Stored<T> stored_values(const Tensor& to, const ConstTensor& from) {
   return s;
 }
 
-// stored: how many tensors a.stored has.
+// stored: how many tensors a.stored has, and how many of them, the last ones, are raw.
 template <class T>
-void launch_append(Context& ctx, const char* op, const Append<T>& a, int stored, int64_t B) {
-  launch_pdl(ctx, op, cache_append_kernel<T>,
-             dim3(static_cast<unsigned>(a.Hq + stored * a.Hkv), static_cast<unsigned>(B)), dim3(kThreads), 0, a);
+void launch_append(Context& ctx, const char* op, const Append<T>& a, int stored, int raw, int64_t B) {
+  const int items = a.Hq + stored * a.Hkv, raw_items = raw * a.Hkv;
+  const bool shared = B > kFewSequences;
+  const int ctas = shared ? raw_items + ceil_div(items - raw_items, kThreads / 32) : items;
+  launch_pdl(ctx, op, shared ? cache_append_kernel<T, true> : cache_append_kernel<T, false>,
+             dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(B)), dim3(kThreads), 0, a, items, raw_items);
 }
 
 template <class T>
@@ -223,7 +245,7 @@ void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, Cons
     raw_k.weight = w.phi_k.w.ptr<T>(), raw_k.weight_stride = w.phi_k.w.stride[0];
     raw_v.weight = w.phi_v.w.ptr<T>(), raw_v.weight_stride = w.phi_v.w.stride[0];
   }
-  launch_append(ctx, "nsa_cache_append", a, 6, B);
+  launch_append(ctx, "nsa_cache_append", a, 6, 2, B);
   if (c.phi != Phi::mlp || a.blocks == 0) return;
   compress_by_mlp(ctx, a, raw_k, w.phi_k, q.dtype, B);
   compress_by_mlp(ctx, a, raw_v, w.phi_v, q.dtype, B);
@@ -251,7 +273,7 @@ void dense_cache_append(Context& ctx, const DenseCache& cache, Tensor q, ConstTe
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     Append<T> a = append_args<T>(q, position, cos, sin, cache.k.size(2));
     a.stored[0] = stored_keys<T>(cache.k, k), a.stored[1] = stored_values<T>(cache.v, v);
-    launch_append(ctx, "dense_cache_append", a, 2, q.size(0));
+    launch_append(ctx, "dense_cache_append", a, 2, 0, q.size(0));
   });
 }
 
@@ -260,7 +282,7 @@ void index_cache_append(Context& ctx, Tensor cache, Tensor q, ConstTensor k, Con
   dispatch_gpu_float(q.dtype, [&]<class T>() {
     Append<T> a = append_args<T>(q, position, cos, sin, cache.size(2));
     a.stored[0] = stored_keys<T>(cache, k);
-    launch_append(ctx, "index_cache_append", a, 1, q.size(0));
+    launch_append(ctx, "index_cache_append", a, 1, 0, q.size(0));
   });
 }
 

@@ -41,6 +41,8 @@ void index_cache_append(Context&, Tensor cache, Tensor q, ConstTensor k, ConstTe
                         ConstTensor sin);
 
 namespace cuda {
+inline constexpr int kFewSequences = 8;  // most sequences whose work is spread over many CTAs
+
 void index_cache_append(Context&, Tensor cache, Tensor q, ConstTensor k, ConstTensor position, ConstTensor cos,
                         ConstTensor sin);
 // Copies rows [n - min(n, R), n) of `from` [T,H,D] to the ring `to` [R,H,D], row s to row s % R.

@@ -3,6 +3,7 @@
 // attention has one, index 0. One CTA processes one chunk for all of a group's query heads, so that each key is read
 // once. For each head it writes the maximum score, the sum of exponentials and the weighted value sum.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -349,6 +350,14 @@ void launch_combine(Context& ctx, const char* name, const Args& a) {
              dim3(kCombineThreads), 0, a);
 }
 
+// Calls f.template operator()<V, kHeads>() with the vector length and the heads at a time that suit the rows and the
+// group.
+template <class T, class F>
+void dispatch_chunks(int G, bool vectors, F&& f) {
+  if (!vectors) return f.template operator()<1, 2>();
+  G <= 2 ? f.template operator()<kVector<T>, 2>() : f.template operator()<kVector<T>, 8>();
+}
+
 // ---- call arguments, on the host ----
 
 // The arguments that do not depend on the branches. k, v: keys and values in any branch's cache, for their sizes.
@@ -379,6 +388,12 @@ bool set_branch(Args& a, int branch, const Tensor& k, const Tensor& v, int64_t m
   a.chunks[branch] = static_cast<int>(ceil_div(most, a.chunk_of(branch)));
   a.run[branch] = run;
   return has_vectors(k, kVector<T>) && has_vectors(v, kVector<T>);
+}
+
+// How many blocks, at most `most`, the selection scores at a time (a tile): they have about kScoreTile compressed keys.
+inline int tile_blocks(int64_t l_sel, int64_t d, int64_t most) {
+  constexpr int64_t kScoreTile = 4096;
+  return static_cast<int>(std::clamp<int64_t>(kScoreTile * d / l_sel, 1, most));
 }
 
 inline float* alloc_floats(Scratch::Scope& scope, int64_t n, const char* name) {

@@ -3,7 +3,7 @@
 // keys a CTA, and the combination of decode/decode.cuh. As there, grids depend on the cache's capacity alone.
 #include <algorithm>
 
-#include "kernels/decode/decode.cuh"
+#include "kernels/decode/decode_mma.cuh"
 #include "kernels/nsa/gpu/select_best.cuh"
 
 namespace triad::cuda {
@@ -107,8 +107,9 @@ template <class T>
 struct SelectedDecode : DecodeArgs<T, 1> {
   const int32_t* lists;  // [B,Hkv,n_sel]
   int l_sel, n_sel;
+  int chunk_keys;  // keys per CTA
 
-  static __host__ __device__ int chunk_of(int) { return kBranchChunk; }
+  __host__ __device__ int chunk_of(int) const { return chunk_keys; }
   __device__ int keys(int, int at) const { return (min(n_sel, at / l_sel + 1) - 1) * l_sel + at % l_sel + 1; }
   __device__ int64_t partial(int b, int g, int, int chunk) const {
     return ((int64_t{b} * this->Hkv + g) * this->chunks[0] + chunk) * this->G;
@@ -129,6 +130,27 @@ __global__ void __launch_bounds__(kBranchThreads, 2) selected_decode_kernel(Sele
   attend_chunk<true, V>(a, memory, 0, chunk, b, g, count, row_of, nullptr, 0);
 }
 
+template <int kDk, int kDv>
+__global__ void __launch_bounds__(kSpanThreads, kDk + kDv <= 128 ? 2 : 1)
+    selected_decode_spans_kernel(SelectedDecode<__nv_bfloat16> a) {
+  pdl_wait();
+  const int g = blockIdx.y, b = blockIdx.z, first = static_cast<int>(blockIdx.x) * a.chunk_keys;
+  const int count = min(a.chunk_keys, a.keys(0, a.position[b]) - first);
+  if (count <= 0 || !a.run[0]) return;
+  const ListedRows rows{a.lists + (int64_t{b} * a.Hkv + g) * a.n_sel, a.l_sel};
+  attend_span<kDk, kDv>(a, count, [&](int tile, int i) { return rows(first + tile, first + i); });
+}
+
+// For many sequences: launches selected_decode_spans_kernel. Returns false and does nothing if it does not support the
+// shape.
+bool launch_on_tensor_cores(Context& ctx, SelectedDecode<__nv_bfloat16>& a, bool vectors, int most) {
+  if (a.B <= kFewSequences || a.l_sel < kTileKeys || !has_spans(a, vectors)) return false;
+  set_spans(a, most, kManySpans);
+  a.dk == 64 ? launch_spans<64>(ctx, "selected_decode", selected_decode_spans_kernel<64, 64>, a)
+             : launch_spans<128>(ctx, "selected_decode", selected_decode_spans_kernel<128, 128>, a);
+  return true;
+}
+
 template <class T, int V, int kHeads>
 void launch_chunks(Context& ctx, const SelectedDecode<T>& a) {
   const dim3 grid(static_cast<unsigned>(a.chunks[0]), static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B));
@@ -146,15 +168,17 @@ void attend(Context& ctx, const Tensor& out, const DenseDecodeIn& in, const Cons
   const int64_t n = lists.size(3), S = in.cache.k.size(1);
   a.l_sel = static_cast<int>(l_sel), a.n_sel = static_cast<int>(n);
   if (!probe.reads.empty()) a.reads = reinterpret_cast<unsigned long long*>(probe.reads.ptr<int64_t>()) + kSel;
-  const bool vectors = set_branch(a, 0, in.cache.k, in.cache.v, std::min(n * l_sel, S + l_sel), probe.run[kSel]);
+  const int most = static_cast<int>(std::min(n * l_sel, S + l_sel));
+  a.chunk_keys = kBranchChunk;
+  const bool vectors = set_branch(a, 0, in.cache.k, in.cache.v, most, probe.run[kSel]);
   Scratch::Scope scope(ctx.scratch);
-  alloc_partials(scope, a);
-  if (!vectors)
-    launch_chunks<T, 1, 2>(ctx, a);
-  else if (a.G <= 2)
-    launch_chunks<T, kVector<T>, 2>(ctx, a);
-  else
-    launch_chunks<T, kVector<T>, 8>(ctx, a);
+  alloc_partials(scope, a);  // enough for spans too, since they are longer and fewer than chunks of kBranchChunk
+  const bool launched = [&] {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)
+      return launch_on_tensor_cores(ctx, a, vectors && has_vectors(in.q, kVector<T>), most);
+    return false;
+  }();
+  if (!launched) dispatch_chunks<T>(a.G, vectors, [&]<int V, int kHeads>() { launch_chunks<T, V, kHeads>(ctx, a); });
   launch_combine(ctx, "selected_decode combine", a);
 }
 

@@ -173,7 +173,7 @@ void dispatch_rows(Context& ctx, const SkinnyLinearArgs<T>& a) {
   const bool short_rows = a.in <= 3 * 32 * kVector<T>, by_fours = a.out >= 4 * kWarps * kEnoughCtas;
   if (a.rows == 1 && short_rows && by_fours) return launch_skinny<T, 1, 4, 3, kActivation>(ctx, a);
   if (a.rows == 1) return launch_skinny<T, 1, 1, 12, kActivation>(ctx, a);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+  if constexpr (std::is_same_v<T, bf16>) {
     launch_skinny_mma(ctx, a, kActivation);
   } else {
     if (a.rows <= 2) return launch_skinny<T, 2, 1, 12, kActivation>(ctx, a);
@@ -182,41 +182,64 @@ void dispatch_rows(Context& ctx, const SkinnyLinearArgs<T>& a) {
   }
 }
 
+// Whether the rows of y or of an addend, of bf16, are whole, aligned 8-byte vectors. True for no addend.
+bool has_half_vectors(const ConstTensor& t) {
+  constexpr int64_t kElements = 4;
+  if (t.empty()) return true;
+  return reinterpret_cast<uintptr_t>(t.data) % 8 == 0 && t.size(1) % kElements == 0 &&
+         (t.size(0) == 1 || t.stride[0] % kElements == 0);
+}
+
+// Returns body(the call's arguments).
+template <class Body>
+bool with_args(const Tensor& y, const ConstTensor& x, const ConstTensor& w, const SkinnyLinearOptions& o, Body&& body) {
+  bool launched = false;
+  dispatch_gpu_float(x.dtype, [&]<class T>() {
+    launched = body(SkinnyLinearArgs<T>{.y = y.ptr<T>(),
+                                        .x = x.ptr<T>(),
+                                        .w = w.ptr<T>(),
+                                        .norm = o.norm.empty() ? nullptr : o.norm.ptr<T>(),
+                                        .addend = o.addend.empty() ? nullptr : o.addend.ptr<T>(),
+                                        .y_stride = y.stride[0],
+                                        .x_stride = x.stride[0],
+                                        .w_stride = w.stride[0],
+                                        .addend_stride = o.addend.empty() ? 0 : o.addend.stride[0],
+                                        .rows = static_cast<int>(x.size(0)),
+                                        .in = static_cast<int>(x.size(1)),
+                                        .out = static_cast<int>(y.size(1)),
+                                        .eps = static_cast<float>(o.eps)});
+  });
+  return launched;
+}
+
 }  // namespace
 
 bool skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const SkinnyLinearOptions& o) {
   constexpr int64_t kMostShared = 96 * 1024;  // bytes per CTA: every card allows 99 KiB, and a Hopper SM holds two CTAs
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
+  const bool many = rows > kMaxSkinnyRows;
   const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // the MMA kernel keeps x in registers
   const int64_t shared_rows = (on_tensor_cores ? 0 : padded) + (o.norm.empty() ? 0 : 1);
   const int64_t shared = shared_rows * in * size_of(x.dtype) + (on_tensor_cores ? kMmaShared : 0);
-  if (rows > kMaxSkinnyRows || shared > kMostShared || !has_vectors(x, V) || !has_vectors(w, V)) return false;
-  if (!o.norm.empty() && !has_vectors(o.norm, V)) return false;
-  dispatch_gpu_float(x.dtype, [&]<class T>() {
-    SkinnyLinearArgs<T> a{.y = y.ptr<T>(),
-                          .x = x.ptr<T>(),
-                          .w = w.ptr<T>(),
-                          .norm = o.norm.empty() ? nullptr : o.norm.ptr<T>(),
-                          .addend = o.addend.empty() ? nullptr : o.addend.ptr<T>(),
-                          .y_stride = y.stride[0],
-                          .x_stride = x.stride[0],
-                          .w_stride = w.stride[0],
-                          .addend_stride = o.addend.empty() ? 0 : o.addend.stride[0],
-                          .rows = static_cast<int>(rows),
-                          .in = static_cast<int>(in),
-                          .out = static_cast<int>(y.size(1)),
-                          .eps = static_cast<float>(o.eps)};
+  if (many ? !on_tensor_cores : shared > kMostShared) return false;
+  if (!has_vectors(x, V) || !has_vectors(w, V) || (!o.norm.empty() && !has_vectors(o.norm, V))) return false;
+  return with_args(y, x, w, o, [&]<class T>(const SkinnyLinearArgs<T>& a) {
+    if constexpr (std::is_same_v<T, bf16>)
+      if (many) return launch_skinny_many(ctx, a, o.activation, has_half_vectors(y) && has_half_vectors(o.addend));
     switch (o.activation) {
       case Activation::none:
-        return dispatch_rows<T, Activation::none>(ctx, a);
+        dispatch_rows<T, Activation::none>(ctx, a);
+        break;
       case Activation::silu:
-        return dispatch_rows<T, Activation::silu>(ctx, a);
+        dispatch_rows<T, Activation::silu>(ctx, a);
+        break;
       case Activation::swiglu:
-        return dispatch_rows<T, Activation::swiglu>(ctx, a);
+        dispatch_rows<T, Activation::swiglu>(ctx, a);
+        break;
     }
+    return true;
   });
-  return true;
 }
 
 }  // namespace triad::cuda

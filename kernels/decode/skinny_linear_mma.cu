@@ -15,10 +15,8 @@
 namespace triad::cuda {
 namespace {
 
-using bf16 = __nv_bfloat16;
 using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8;
-constexpr int kEight = 8;         // columns, or rows of x, in a quarter of an MMA; elements of a 16-byte vector
 constexpr int kLanesOfPiece = 4;  // lanes per piece, each loading a 16-byte vector
 constexpr int kQuarter = kEight * kEight;
 static_assert(kMaxSkinnyRows <= kEight && kVector<bf16> == kEight);
@@ -32,23 +30,6 @@ struct Memory {
   uint4 norm[1];  // the RMSNorm's weights, as many as x's rows have elements
 };
 static_assert(sizeof(Memory<2>) <= kMmaShared);
-
-__device__ __forceinline__ float sum_of_squares(const uint4& vector, float sum) {
-  float x[kEight];
-  as_floats<bf16>(x, vector);
-#pragma unroll
-  for (int j = 0; j < kEight; ++j) sum = fmaf(x[j], x[j], sum);
-  return sum;
-}
-// One vector's RMSNorm, rounded as in the forward pass's kernel. r: 1 / the row's root mean square.
-__device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight, float r) {
-  float x[kEight], w[kEight];
-  as_floats<bf16>(x, vector);
-  as_floats<bf16>(w, weight);
-#pragma unroll
-  for (int j = 0; j < kEight; ++j) x[j] = x[j] * r * w[j];
-  return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-}
 
 // How many CTAs per SM registers allow. No more are launched; they are persistent.
 template <int kSteps, int kHalves>

@@ -109,16 +109,21 @@ void check_greedy(const ModelConfig& config, Device device, DType dtype, const s
   // The model reproduces the text, for which it must use more than the previous token.
   CHECK(by_steps == part(kPrompt, kChosen));
 
-  // Several sequences run on other kernels than one.
-  const std::vector<size_t> lengths = {kPrompt, kPrompt + 13, kPrompt - 9};
-  std::vector<std::vector<int32_t>> prompts;
-  for (const size_t n : lengths) prompts.push_back(part(0, n));
-  DecodeFixture batch(config, static_cast<int64_t>(lengths.size()), kTokens, device, dtype);
-  batch.set_weights(learned.weights);
-  const std::vector<std::vector<int32_t>> batch_tokens = greedy_by_steps(batch, prompts, kChosen);
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    INFO("sequence " << b << " of a batch");
-    CHECK(batch_tokens[b] == part(lengths[b], kChosen));
+  // Other kernels serve several sequences, on a GPU others again more than 8 and more than 64.
+  for (const int64_t B : device.is_cuda() ? std::vector<int64_t>{3, 12, 65} : std::vector<int64_t>{3}) {
+    std::vector<size_t> lengths;
+    std::vector<std::vector<int32_t>> prompts;
+    for (int64_t b = 0; b < B; ++b) {
+      lengths.push_back(kPrompt - 9 + static_cast<size_t>(b * 11 % 23));
+      prompts.push_back(part(0, lengths.back()));
+    }
+    DecodeFixture batch(config, B, kTokens, device, dtype);
+    batch.set_weights(learned.weights);
+    const std::vector<std::vector<int32_t>> batch_tokens = greedy_by_steps(batch, prompts, kChosen);
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      INFO("sequence " << b << " of " << B);
+      CHECK(batch_tokens[b] == part(lengths[b], kChosen));
+    }
   }
 }
 

@@ -90,12 +90,13 @@ std::vector<Stay> among_few() {
           {.text = 4, .b = 0, .from = 20, .prompt = 70, .steps = 20}};
 }
 
-// In slot 11 of 12, where it begins later than others.
-std::vector<Stay> among_many() {
+// In the last slot, where it begins later than others.
+std::vector<Stay> among_many(int64_t batch = 12) {
   Stay late = kAlone;
-  late.b = 11, late.from = 7;
+  late.b = batch - 1, late.from = 7;
   std::vector<Stay> all = {late};
-  for (int64_t b = 0; b < 11; ++b) all.push_back({.text = b + 1, .b = b, .from = b, .prompt = 3 + 5 * b, .steps = 20});
+  for (int64_t b = 0; b + 1 < batch; ++b)
+    all.push_back({.text = b + 1, .b = b, .from = b % 11, .prompt = 3 + 5 * (b % 11), .steps = 20});
   return all;
 }
 
@@ -133,6 +134,22 @@ TEST_CASE("decode: on the GPU a sequence has the same bits in a batch, whoever e
         const size_t a = likeliest(want), b = likeliest(got);
         if (a != b) CHECK(want[a] - want[b] <= kClose * std::max(1.0f, std::abs(want[a])));
       }
+  }
+}
+
+TEST_CASE("decode: on the GPU a sequence has the same bits among 9 to 64 sequences, and the same among more",
+          "[decode][gpu]") {
+  if (!require_gpu()) return;
+  const Device gpu = Device::cuda();
+  Runtime card({.device = gpu, .planning = true});
+  for (const auto& [name, c] : all_kinds(gpu)) {
+    INFO(name);
+    for (const auto& [few, most] : {std::pair<int64_t, int64_t>{9, 64}, {65, 256}}) {
+      const Logits alone = run(c, DType::bf16, most, {kAlone}, gpu);
+      CHECK(run(c, DType::bf16, most, among_many(most), gpu).at(0) == alone.at(0));
+      // Other cards multiply with cuBLASLt, whose kernel depends on the number of rows.
+      if (card.ctx().may_use_sm90()) CHECK(run(c, DType::bf16, few, among_many(few), gpu).at(0) == alone.at(0));
+    }
   }
 }
 

@@ -119,6 +119,12 @@ OpCase any_card_case(OpCase c) {
   return c;
 }
 
+// Returns the same case, compared on a GPU alone: it is too slow for the CPU-only tests.
+OpCase on_gpu(OpCase c) {
+  c.cpu = false;
+  return c;
+}
+
 }  // namespace
 
 std::vector<OpCase> decode_cases() {
@@ -131,6 +137,12 @@ std::vector<OpCase> decode_cases() {
     SelectOptions o;
     o.l_sel = l_sel, o.n_sel = n_sel, o.init_blocks = init_blocks, o.local_blocks = local_blocks;
     return o;
+  };
+  // Positions for B sequences, from the first token to the last one that a cache of S tokens holds.
+  const auto spread = [](int64_t B, int64_t S) {
+    std::vector<int> positions;
+    for (int64_t b = 0; b < B; ++b) positions.push_back(static_cast<int>(b * (S - 1) / (B - 1)));
+    return positions;
   };
   NsaConfig no_init = config(16, 8, 32, 6, 90);
   no_init.init_blocks = 0, no_init.local_blocks = 1;
@@ -157,6 +169,24 @@ std::vector<OpCase> decode_cases() {
       any_card_case(decode_case("900_G1", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70))),
       any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
       small_card_case(decode_case("300_256_G3", {1, 300, 3, 1, 256, 256}, {299}, config(32, 16, 64, 4, 70))),
+      // More than 8 sequences, and more than 64: in bf16 one CTA for each sequence and group.
+      decode_case("9_sequences_G6", {9, 700, 12, 2, 64, 64}, spread(9, 700), config(32, 16, 64, 5, 100)),
+      on_gpu(decode_case("64_sequences_G16", {64, 400, 16, 1, 64, 64}, spread(64, 400), config(32, 16, 32, 5, 60))),
+      on_gpu(decode_case("65_sequences_G1", {65, 400, 2, 2, 64, 64}, spread(65, 400),
+                         config(32, 16, 32, 5, 60, {.kind = GateKind::sigmoid}))),
+      on_gpu(decode_case("256_sequences_G3", {256, 130, 6, 2, 64, 64}, spread(256, 130), config(16, 8, 16, 4, 40))),
+      on_gpu(
+          decode_case("12_sequences_128_G4", {12, 900, 8, 2, 128, 128}, spread(12, 900), config(32, 16, 48, 6, 200))),
+      on_gpu(decode_case("9_sequences_5000_blocks", {9, 20000, 2, 1, 64, 64}, spread(9, 20000),
+                         config(4, 4, 16, 64, 30, {.force = Branch::sel}))),
+      decode_case("9_sequences_uniform", {9, 300, 6, 1, 64, 64}, spread(9, 300),
+                  config(32, 16, 64, 4, 70, {.uniform = true})),
+      on_gpu(decode_case("9_sequences_ties", {9, 1300, 6, 2, 64, 64}, spread(9, 1300), config(32, 16, 32, 9, 40), false,
+                         0)),
+      decode_case("9_sequences_no_init", {9, 800, 6, 2, 64, 64}, spread(9, 800), no_init),
+      any_card_case(decode_case("9_sequences_G6", {9, 700, 12, 2, 64, 64}, spread(9, 700), config(32, 16, 64, 5, 100))),
+      on_gpu(dense_case("12_sequences", {12, 3000, 12, 2, 64, 64}, spread(12, 3000))),
+      on_gpu(selected_case("12_sequences_l128", {12, 2000, 12, 2, 64, 64}, spread(12, 2000), 9, 128)),
       any_card_case(dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460})),
       dense_case("500", {2, 500, 12, 2, 64, 64}, {3, 460}),
       dense_case("20000_G16", {1, 20000, 16, 1, 64, 64}, {19976}),  // 256 keys per CTA

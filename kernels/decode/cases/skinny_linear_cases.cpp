@@ -65,6 +65,17 @@ std::vector<OpCase> skinny_linear_cases() {
       // Rows in three blocks, and CTAs loop over columns.
       few_case("2x3080x4300_norm", 2, 3080, 4300, true, Activation::none, false),
       few_case("9x64x40_norm_silu", 9, 64, 40, true, Activation::silu, false),
+      // More than 8 rows. In bf16 on Hopper: a cluster's CTAs with slices of the inner dimension, some empty; one row
+      // more than a CTA has; CTAs that loop over columns; rows that two CTAs of an SM cannot hold.
+      few_case("12x200x37_norm_addend", 12, 200, 37, true, Activation::none, true),
+      few_case("17x64x70_norm_swiglu", 17, 64, 70, true, Activation::swiglu, false),
+      few_case("64x1608x200_norm_silu", 64, 1608, 200, true, Activation::silu, false),
+      few_case("64x3072x96_addend", 64, 3072, 96, false, Activation::none, true),
+      few_case("65x264x4300_norm_addend", 65, 264, 4300, true, Activation::none, true),
+      few_case("256x192x384_norm_swiglu", 256, 192, 384, true, Activation::swiglu, false),
+      few_case("64x768x8600_norm", 64, 768, 8600, true, Activation::none, false),
+      few_case("20x10000x300_silu", 20, 10000, 300, false, Activation::silu, false),
+      few_case("64x20000x72", 64, 20000, 72, false, Activation::none, false),  // too long for a cluster
       biased(few_case("1x768x130_norm", 1, 768, 130, true, Activation::none, false)),
       biased(few_case("3x64x41", 3, 64, 41, false, Activation::none, false)),
       biased(few_case("8x200x33_norm", 8, 200, 33, true, Activation::none, false)),
@@ -76,8 +87,12 @@ std::vector<OpCase> skinny_linear_cases() {
       few_case("m7c_fc1_8_rows", 8, 768, 3072, true, Activation::silu, false),
       few_case("m7c_fc2_8_rows", 8, 3072, 768, false, Activation::none, true),
       few_case("m7c_head_8_rows", 8, 768, 50304, true, Activation::none, false),
+      few_case("m7c_qkv_64_rows", 64, 768, 1536, true, Activation::none, false),
+      few_case("m7c_fc1_64_rows", 64, 768, 3072, true, Activation::silu, false),
+      few_case("m7c_fc2_64_rows", 64, 3072, 768, false, Activation::none, true),
+      few_case("m7c_head_64_rows", 64, 768, 50304, true, Activation::none, false),
   };
-  for (size_t i = cases.size() - 7; i < cases.size(); ++i) cases[i].bench = true;
+  for (size_t i = cases.size() - 11; i < cases.size(); ++i) cases[i].bench = true;
   return cases;
 }
 

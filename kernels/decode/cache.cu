@@ -119,6 +119,7 @@ template <class T, bool kShared>
 __global__ void __launch_bounds__(kThreads) cache_append_kernel(Append<T> a, int items, int raw_items) {
   constexpr int kWarps = kThreads / 32;
   pdl_wait();
+  if (kShared) pdl_trigger();
   const int b = blockIdx.y, at = a.position[b];
   int item = blockIdx.x;
   Team team = {static_cast<int>(threadIdx.x), kThreads};

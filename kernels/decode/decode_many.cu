@@ -5,8 +5,9 @@
 //   2. the gate, and the compressed branch's outputs;
 //   3. the selection (decode/decode_select.cuh);
 //   4. the selected and the window branch, and the sum of all branches by their gates, rounded as in the forward pass.
-// A CTA's warps share a branch's tiles, so the sums' order depends on the number of warps, which is one for up to
-// kWideSequences sequences and another for more, and on nothing else in the batch.
+// A CTA's warps share a branch's tiles, so the sums' order depends on the number of warps: 16, one CTA on an SM, where
+// kWideSequences sequences or fewer have few groups; else 8, so that two CTAs on an SM fill each other's pauses. It
+// depends on nothing else in the batch.
 #include <algorithm>
 
 #include "kernels/common/launch_pdl.cuh"
@@ -19,7 +20,7 @@ namespace triad::cuda {
 namespace {
 
 using bf16 = __nv_bfloat16;
-constexpr int kWideSequences = 64;  // most sequences for which a CTA has 16 warps
+constexpr int kWideSequences = 64, kWideGroups = 4;  // most sequences, and groups, for which a CTA has 16 warps
 
 // Where the parts of a CTA's shared memory begin, in bytes: the warps' sums of the compressed and then the selected
 // branch, those of the window branch, the compressed branch's outputs, the gate and the selection.
@@ -142,7 +143,8 @@ bool launch_many(Context& ctx, const Decode<bf16>& a, bool vectors, const GateMl
   if (a.B <= kFewSequences || !vectors || a.G > kTileHeads || a.l_sel < kTileKeys) return false;
   if (a.dk == 128 && a.dv == 128) return launch_for<128, 128, 8>(ctx, a, mlp, gate);
   if (a.dk != 64 || a.dv != 64) return false;
-  return a.B <= kWideSequences ? launch_for<64, 64, 16>(ctx, a, mlp, gate) : launch_for<64, 64, 8>(ctx, a, mlp, gate);
+  const bool wide = a.B <= kWideSequences && a.Hkv <= kWideGroups;
+  return wide ? launch_for<64, 64, 16>(ctx, a, mlp, gate) : launch_for<64, 64, 8>(ctx, a, mlp, gate);
 }
 
 }  // namespace triad::cuda

@@ -74,6 +74,7 @@ const std::vector<Family>& families() {
       {"dq rounding unit", {"attend_rounding_unit"}},
       {"gate and list stats", {"nsa_stats"}},
       {"matmul", {"matmul", "linear_silu", "linear_swiglu", "column_sum"}},
+      {"adapters", {"lora"}},
       {"classifier", {"classifier"}},
       {"norm", {"rmsnorm", "qk_norm"}},
       {"rope", {"rope"}},

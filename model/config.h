@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -64,6 +65,13 @@ struct ModelConfig {
   bool has_gates(int64_t layer) const { return attention_of(layer) == AttentionKind::nsa; }
   bool has_lists(int64_t layer) const { return has_gates(layer) || attention_of(layer) == AttentionKind::selected; }
   bool has_index(int64_t layer) const { return has_lists(layer) && nsa_at(layer).selector == Selector::index; }
+  // The least number of tokens that is a multiple of every layer's nsa.select_every.
+  int64_t tokens_per_list() const {
+    int64_t tokens = 1;
+    for (int64_t i = 0; i < n_layers; ++i)
+      if (has_lists(i)) tokens = std::lcm(tokens, nsa_at(i).every);
+    return tokens;
+  }
   bool has_gates() const {
     return any_layer([&](int64_t i) { return has_gates(i); });
   }

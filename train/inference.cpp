@@ -37,7 +37,7 @@ LoadedModel::LoadedModel(const Options& options) : source_(find_model(options.ch
   if (o.device.is_cuda() && o.dtype == DType::f64) fail_usage("--dtype f64 runs on the CPU only");
   seq_len_ = o.seq_len;
   layout_ = SequenceLayout::of(seq_len_, o.comm == nullptr ? 1 : o.comm->world(),
-                               o.comm == nullptr ? 0 : o.comm->rank(), o.device);
+                               o.comm == nullptr ? 0 : o.comm->rank(), o.device, config().model.tokens_per_list());
   int64_t arena_bytes = 0, scratch_bytes = 0;
   {
     Runtime planned({.device = o.device, .planning = true});

@@ -30,8 +30,10 @@ void check_select(const ConstTensor& block_index, const ConstTensor& q, const Co
 void check_every(const char* op, const SelectOptions& o, const Documents& documents) {
   if (o.every == 1) return;
   TRIAD_CHECK(o.every >= 1 && o.l_sel % o.every == 0, "{}: lists for {} tokens in blocks of {}", op, o.every, o.l_sel);
-  TRIAD_CHECK(documents.part.first_query == 0, "{}: {} tokens share a list, and the queries begin at token {}", op,
-              o.every, documents.part.first_query);
+  const int64_t first = documents.part.first_query;
+  TRIAD_CHECK(first == 0 || (documents.empty() && first % o.every == 0),
+              "{}: {} tokens share a list, and the queries begin at token {}{}", op, o.every, first,
+              documents.empty() ? "" : " of packed rows");
 }
 
 void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_cmp, ConstTensor lse_cmp,

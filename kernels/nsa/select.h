@@ -23,8 +23,8 @@ struct SelectOptions : CompressionBlocks {
   constexpr bool selects(int64_t t) const { return t % every == 0; }
 };
 
-// Throws an Error that names `op` if options.every is not 1, unless it divides l_sel and the queries are all tokens of
-// their rows.
+// Throws an Error that names `op` if options.every R is not 1, unless it divides l_sel, and the queries begin at a
+// token that selects: at their row's first, or without documents at a multiple of R.
 void check_every(const char* op, const SelectOptions&, const Documents& documents = {});
 
 // block_index [B,T,Hkv,n_sel] i32 overwritten  <-  q [B,T,Hq,dk] T, k_cmp [B,Tc,Hkv,dk] T, lse_cmp [B,T,Hq] acc

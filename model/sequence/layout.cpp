@@ -1,6 +1,7 @@
 #include "model/sequence/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "engine/check.h"
 #include "kernels/nsa/compress.h"
@@ -27,9 +28,10 @@ int64_t row_count(const RowList& list) {
   return rows;
 }
 
-SequenceLayout SequenceLayout::of(int64_t T, int64_t ranks, int64_t world_rank, Device device) {
+SequenceLayout SequenceLayout::of(int64_t T, int64_t ranks, int64_t world_rank, Device device, int64_t unit) {
   SequenceLayout layout{ranks, world_rank % ranks, T};
-  if (layout.shared()) layout.chunk_tokens = round_up(ceil_div(T, 2 * ranks), device.is_cuda() ? kGpuUnit : 1);
+  if (layout.shared())
+    layout.chunk_tokens = round_up(ceil_div(T, 2 * ranks), std::lcm(device.is_cuda() ? kGpuUnit : 1, unit));
   return layout;
 }
 

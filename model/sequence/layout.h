@@ -29,9 +29,10 @@ struct SequenceLayout {
 
   // Hopper's selection kernel computes tiles of this many tokens, which may not cross a selection block.
   static constexpr int64_t kGpuUnit = 16;
-  // T: sequence length. world_rank: rank within the run; groups are adjacent ranks. On a GPU chunks are multiples of
-  // kGpuUnit tokens.
-  static SequenceLayout of(int64_t T, int64_t ranks, int64_t world_rank, Device device = Device::cpu());
+  // T: sequence length. world_rank: rank within the run; groups are adjacent ranks. Chunks are multiples of `unit`
+  // tokens, which share lists (ModelConfig::tokens_per_list()), and on a GPU also of kGpuUnit tokens.
+  static SequenceLayout of(int64_t T, int64_t ranks, int64_t world_rank, Device device = Device::cpu(),
+                           int64_t unit = 1);
 
   bool shared() const { return ranks > 1; }
   int64_t chunks() const { return shared() ? 2 : 1; }               // chunks a rank

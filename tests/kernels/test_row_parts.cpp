@@ -312,17 +312,26 @@ void check(const Setting& setting, PartsCase p) {
   }
 }
 
+// The case with lists that four tokens share, in rows of one document.
+void check_shared_lists(const Setting& setting, PartsCase p) {
+  p.c.every = 4;
+  check_parts(setting, p);
+}
+
 }  // namespace
 
 TEST_CASE("context: parts of a row have the results of the whole row (CPU)", "[nsa]") {
   check({Device::cpu(), DType::f64}, {{96, 2, 3, 8, 6}, config(8, 4, 8, 4, 21)});
   check({Device::cpu(), DType::f32}, {{96, 1, 2, 16, 16}, config(8, 8, 16, 3, 30)});
+  check_shared_lists({Device::cpu(), DType::f64}, {{96, 2, 3, 8, 6}, config(8, 4, 8, 4, 21)});
 }
 
 TEST_CASE("context: parts of a row have the results of the whole row (GPU)", "[nsa][gpu]") {
   if (!require_gpu()) return;
   const Device gpu = Device::cuda();
   check({gpu, DType::f32}, {{1024, 2, 3, 32, 48}, config(32, 16, 64, 8, 200)});
+  check_shared_lists({gpu, DType::f32}, {{1024, 2, 3, 32, 48}, config(32, 16, 64, 8, 200)});
+  check_shared_lists({gpu, DType::bf16}, {{1088, 2, 6, 64, 64}, config(32, 16, 64, 8, 512)});
   for (const int64_t d : {64, 128}) {
     check({gpu, DType::bf16}, {{1088, 2, 6, d, d}, config(32, 16, 64, 16, 512)});
     check({gpu, DType::bf16}, {{16384, 1, 6, d, d}, config(32, 16, 64, 16, 512)});

@@ -100,15 +100,15 @@ TEST_CASE("lists that tokens share: what cannot be is refused", "[nsa]") {
     check_error([&] { in.lists(index, options(-8)); }, {"lists for -8 tokens"});
     const SelectOptions o = options(4);
     Documents part;
-    part.part = {.first_query = 4, .first_key = 0, .tokens = kT};
-    const Tensor lists = in.lab.poisoned({kB, kT - 4, kGroups, o.n_sel}, DType::i32);
+    part.part = {.first_query = 6, .first_key = 0, .tokens = kT};
+    const Tensor lists = in.lab.poisoned({kB, kT - 6, kGroups, o.n_sel}, DType::i32);
     check_error(
         [&] {
           if (index)
-            nsa_select_index(in.lab.ctx(), lists, in.iq.slice(1, 4, kT), in.ik, o, part);
+            nsa_select_index(in.lab.ctx(), lists, in.iq.slice(1, 6, kT), in.ik, o, part);
           else
-            nsa_select(in.lab.ctx(), lists, in.q.slice(1, 4, kT), in.k_cmp, in.lse.slice(1, 4, kT), o, part);
+            nsa_select(in.lab.ctx(), lists, in.q.slice(1, 6, kT), in.k_cmp, in.lse.slice(1, 6, kT), o, part);
         },
-        {"4 tokens share a list", "begin at token 4"});
+        {"4 tokens share a list", "begin at token 6"});
   }
 }

@@ -77,6 +77,23 @@ TEST_CASE("context: 12 steps have the weights of one rank, with every dist.zero,
   CHECK(same_file(two + kWeights, train(folder.file("again"), 2, 2, 1, eval) + kWeights));
 }
 
+TEST_CASE("context: tokens share lists on their rank, and documents that would part them are refused", "[dist]") {
+  if (!require_mpirun()) return;
+  const TemporaryFolder folder;
+  const std::string shared = "--set nsa.selector=index --set nsa.d_index=8 --set nsa.select_every=4 ";
+  const std::string one = train(folder.file("one"), 1, 1, 1, shared);
+  CHECK(distance(one, train(folder.file("two"), 2, 2, 1, shared)) < 1e-6);
+  CHECK(distance(one, train(folder.file("all"), 1, 1, 1, "--set nsa.selector=index --set nsa.d_index=8 ")) > 1e-3);
+  write_text(folder.file("text.jsonl"), "{\"text\": \"one of two texts\"}\n{\"text\": \"the other one\"}\n");
+  const Outcome refused = run_ranks(2, train_args(folder.file("refused")) +
+                                           " --set dist.context=2 --set data.kind=text --set model.vocab_size=257 "
+                                           "--set train.seq_len=8 --set data.paths=" +
+                                           folder.file("text.jsonl") + " " + shared);
+  INFO(refused.output);
+  CHECK(refused.exit_code == 2);
+  CHECK(has(refused.output, "dist.context is 2: with nsa.select_every 4 tokens share lists"));
+}
+
 TEST_CASE("context: a graph on two GPUs has the bits of two GPUs without one, and needs NCCL", "[dist][gpu2]") {
   if (!require_gpus(2) || !require_mpirun()) return;
   const TemporaryFolder folder;

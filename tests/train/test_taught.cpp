@@ -156,7 +156,6 @@ TEST_CASE("taught: keys and variables that do not fit name both keys and the val
       {"--set nsa.selector=index --set nsa.d_index=0", "", {"nsa.d_index", "0", "2"}},
       {"--set nsa.select_every=3", "", {"nsa.select_every is 3", "nsa.l_sel 8"}},
       {"--set nsa.select_every=0", "", {"nsa.select_every", "0", "1"}},
-      {"--set nsa.select_every=4 --set dist.context=2", "", {"dist.context is 2", "nsa.select_every is 4"}},
       {"--set nsa.selector=best", "", {"nsa.selector", "best", "compressed"}},
       {"--set nsa.branches=sel,win", "", {"nsa.branches", "sel,win", "cmp,sel,win"}},
       {"--set nsa.index_loss=-1", "", {"nsa.index_loss", "-1"}},

@@ -246,10 +246,6 @@ void Config::check_run() const {
         "train.decay_fraction is {}: with train.schedule wsd, its {} steps and train.warmup_steps {} are more than "
         "train.steps {}",
         train.decay_fraction, decay, train.warmup_steps, train.steps);
-  for (int64_t i = 0; i < model.n_layers && dist.context > 1; ++i)
-    if (model.has_lists(i) && model.nsa_at(i).every > 1)
-      fail_usage("dist.context is {}: nsa.select_every is {}, and tokens that share a list cannot be on two ranks",
-                 dist.context, model.nsa_at(i).every);
   const std::vector<TrainStage> stages = stages_of(train);
   for (const TrainStage& stage : stages)
     if (dist.context > stage.seq_len)

@@ -52,7 +52,7 @@ SequenceLayout layout_of(const Context& ctx, const Config& config, int64_t seq_l
   const int64_t ranks = config.dist.context, world = comm == nullptr ? 1 : comm->world();
   check_ranks(config, world);
   const int64_t rank = ctx.planning ? planned_rank : comm == nullptr ? 0 : comm->rank();
-  return SequenceLayout::of(seq_len, ranks, rank, ctx.device);
+  return SequenceLayout::of(seq_len, ranks, rank, ctx.device, config.model.tokens_per_list());
 }
 
 }  // namespace

@@ -31,12 +31,12 @@ void nsa_select_index(Context& ctx, Tensor block_index, ConstTensor iq, ConstTen
     TRIAD_CHECK(length < kMaxSelectLength, "nsa_select_index: a length of {} is past the {} that the GPU counts to",
                 length, kMaxSelectLength);
   run_index(ctx, "nsa_select_index", iq.dtype, choose_select_index(ctx, iq, ik, o), [&](Index kernel) {
-    const auto select = [&](Tensor lists, ConstTensor iq_rows, const SelectOptions& of_rows) {
+    const auto select = [&](Tensor lists, ConstTensor iq_rows, const SelectOptions& of_rows, const Documents& held) {
       switch (kernel) {
         case Index::sm90:
-          return select_index_sm90(ctx, lists, iq_rows, ik, of_rows, documents);
+          return select_index_sm90(ctx, lists, iq_rows, ik, of_rows, held);
         case Index::portable:
-          return select_index_portable(ctx, lists, iq_rows, ik, of_rows, documents);
+          return select_index_portable(ctx, lists, iq_rows, ik, of_rows, held);
       }
     };
     select_shared(ctx, block_index, o, documents, select, iq);

@@ -20,12 +20,13 @@ void nsa_select(Context& ctx, Tensor block_index, ConstTensor q, ConstTensor k_c
   // A fused tile's tokens are in one block, which strided rows seldom are, so that theirs are meant to be portable.
   record_route(ctx, "nsa_select", q.dtype, fused_name(kernel),
                selects_strided_rows(o, documents) ? "" : "a shape that the fused selection lacks");
-  const auto select = [&](Tensor lists, ConstTensor q_rows, ConstTensor lse_rows, const SelectOptions& of_rows) {
+  const auto select = [&](Tensor lists, ConstTensor q_rows, ConstTensor lse_rows, const SelectOptions& of_rows,
+                          const Documents& held) {
     switch (kernel) {
       case Select::sm90:
-        return select_sm90(ctx, lists, q_rows, k_cmp, lse_rows, of_rows, documents);
+        return select_sm90(ctx, lists, q_rows, k_cmp, lse_rows, of_rows, held);
       case Select::portable:
-        return select_portable(ctx, lists, q_rows, k_cmp, lse_rows, of_rows, documents);
+        return select_portable(ctx, lists, q_rows, k_cmp, lse_rows, of_rows, held);
     }
   };
   select_shared(ctx, block_index, o, documents, select, q, lse_cmp);

@@ -107,16 +107,17 @@ void check_weight_gradient(Device device) {
         exact[at] += double{dy[static_cast<size_t>(n * kOut + o)]} * double{x[static_cast<size_t>(n * kIn + i)]};
         of_e4m3[at] += value(t.a, o, n) * value(t.b, i, n);
       }
+  const double most = device.is_cuda() ? 1e-3 : 1e-5;  // tensor cores add a few terms to 14 bits
   const Tensor dw = lab.alloc(DType::f32, {kOut, kIn});
   linear_backward_weight_fp8(lab.ctx(), dw, dy_rows, x_rows, /*add=*/false);
-  CHECK(distance(lab.floats(dw), of_e4m3) < 1e-5);
+  CHECK(distance(lab.floats(dw), of_e4m3) < most);
   CHECK(distance(lab.floats(dw), exact) < 0.045);
   // The same with the transposes, or one of them, in memory of the caller.
   for (double& sum : of_e4m3) sum *= 2;
   for (const int64_t bytes : {int64_t{80} * (kOut + kIn) + 256, int64_t{80} * kOut}) {
     linear_backward_weight_fp8(lab.ctx(), dw, dy_rows, x_rows, /*add=*/false, lab.alloc(DType::u8, {bytes}));
     linear_backward_weight_fp8(lab.ctx(), dw, dy_rows, x_rows, /*add=*/true, lab.alloc(DType::u8, {bytes}));
-    CHECK(distance(lab.floats(dw), of_e4m3) < 1e-5);
+    CHECK(distance(lab.floats(dw), of_e4m3) < most);
   }
 }
 

@@ -145,9 +145,10 @@ struct Cast {
 
 // Applies a rule to rows and casts to e4m3: the first kFirst outputs side by side to casts[0], and with kCasts 2 the
 // others to casts[1]. An output whose data is null is not stored. A row's casts may overwrite its inputs, since the CTA
-// has read them all.
+// has read them all. With 512 threads, 70 registers would leave room for one CTA alone, whose loads and stores do not
+// overlap.
 template <class Rule, int kFirst, int kCasts, int kHeld>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, kCasts == 2 && kHeld == 2 ? 2 : 0)
     activation_e4m3_kernel(Cast first, Cast second, Rows<__nv_bfloat16, Rule::kOut> outs,
                            Rows<const __nv_bfloat16, Rule::kIn> ins, int64_t columns) {
   constexpr int V = kE4m3Vector, kCast = kCasts == 1 ? kFirst : Rule::kOut;  // outputs that are cast

@@ -202,7 +202,7 @@ TEST_CASE("report: a watched page is written until the run ends, or a signal com
     const std::string line = R"({"ts": 142, "step": 41, "msg": "step_end", "loss": 2})"
                              "\n";
     make_run(out, R"({"train": {"steps": 80}})", "boot");
-    BackgroundProgram holder("", "exec flock -o " + out + " sleep 300; ");
+    BackgroundProgram holder("", "exec flock -F " + out + " sleep 300; ");
     for (int tries = 0; tries < 18000 && lock_holder(out).empty(); ++tries)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     BackgroundProgram watch("report --watch --every 1 " + out);

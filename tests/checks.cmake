@@ -2,6 +2,7 @@
 foreach(check floors scripts includes format)
   add_test(NAME ${check} COMMAND ${PROJECT_SOURCE_DIR}/tests/checks/${check}.sh ${PROJECT_SOURCE_DIR})
 endforeach()
+set_tests_properties(scripts PROPERTIES PROCESSORS 4)
 set_tests_properties(format PROPERTIES ${test_properties})
 add_test(NAME "a folder with a blank in its name" COMMAND ${PROJECT_SOURCE_DIR}/tests/checks/blank.sh ${PROJECT_SOURCE_DIR})
 add_test(NAME "a path with words that also choose sources"

@@ -80,7 +80,7 @@ TEST_CASE("foreign connections: two runs with the same MASTER_PORT both finish, 
 }
 
 TEST_CASE("foreign connections: of two processes with the same rank the first joins, until it closes its connection",
-          "[dist][foreign]") {
+          "[dist][foreign][waits]") {
   std::vector<std::future<RankResult>> ranks;
   const LaunchEnv first = rank_of(0, 3, 5);
   ranks.push_back(start_rank(first, 5));

@@ -26,7 +26,8 @@ bool require_hmac() { return why_no_hmac().empty() || skip(why_no_hmac()); }
 
 }  // namespace
 
-TEST_CASE("run secret: a process without it cannot join the run, and its error gives the reason", "[dist][secret]") {
+TEST_CASE("run secret: a process without it cannot join the run, and its error gives the reason",
+          "[dist][secret][waits]") {
   std::vector<std::future<RankResult>> ranks;
   const LaunchEnv first = rank_of(0, 2, 2, kSecret);
   if (!why_no_hmac().empty()) {
@@ -66,7 +67,7 @@ TEST_CASE("run secret: a replayed handshake is refused", "[dist][secret]") {
   check_numbers(again, {7, 8});
 }
 
-TEST_CASE("run secret: ranks refuse a rank 0 without it", "[dist][secret]") {
+TEST_CASE("run secret: ranks refuse a rank 0 without it", "[dist][secret][waits]") {
   if (!require_hmac()) return;
   const LaunchEnv env = rank_of(1, 2, 4, kSecret);
   const std::vector<Socket> listeners = listen_for_ranks(env);

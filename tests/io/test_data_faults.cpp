@@ -47,7 +47,7 @@ const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=tr
 
 }  // namespace
 
-TEST_CASE("data faults: a shard that changes under a run ends it, and a resume goes on", "[data]") {
+TEST_CASE("data faults: a shard that changes under a run ends it, and a resume goes on", "[data][waits]") {
   constexpr int64_t kTokens = 20'000;
   struct Fault {
     const char* name;

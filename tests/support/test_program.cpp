@@ -47,7 +47,8 @@ TEST_CASE("program: output for programs is standard output alone", "[tools]") {
   CHECK(run_command("kill -s KILL $$").exit_code == 128 + SIGKILL);
 }
 
-TEST_CASE("program: a command that hangs is killed with its children, and its output is in the error", "[tools]") {
+TEST_CASE("program: a command that hangs is killed with its children, and its output is in the error",
+          "[tools][waits]") {
   const TemporaryFolder folder;
   const std::string pids = folder.file("pids"),
                     line = "sh -c 'trap \"\" TERM; echo $$ >" + pids +

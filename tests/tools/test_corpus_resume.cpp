@@ -182,7 +182,7 @@ class ParquetFile:
   CHECK(shard_text(folder.file("out"), "train").find("text \u00e4") == 1);
 }
 
-TEST_CASE("corpus: a call resumes with the same tokenizer only, and one call at a time", "[data]") {
+TEST_CASE("corpus: a call resumes with the same tokenizer only, and one call at a time", "[data][waits]") {
   const TemporaryFolder folder;
   const std::string known_path = TRIAD_SOURCE_DIR "/tests/io/known_tokens.json";
   Json json = parse_json(read_file(known_path), known_path)[0]["tokenizer"];

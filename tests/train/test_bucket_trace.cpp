@@ -113,7 +113,7 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and unchanged 
   CHECK(own.at({3, 0})[5] != other.at({3, 0})[5]);
 }
 
-TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[dist]") {
+TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const auto flipped = [&](const std::string& name, const std::string& more) {
@@ -150,7 +150,7 @@ TEST_CASE("buckets: one passes between replicas while the next is summed within 
   for (size_t i = 1; i < begun_complete.size(); ++i) CHECK(begun_complete[i].first < begun_complete[i - 1].second);
 }
 
-TEST_CASE("buckets: the last collectives are written if one does not finish", "[dist]") {
+TEST_CASE("buckets: the last collectives are written if one does not finish", "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), asleep = folder.file("asleep");

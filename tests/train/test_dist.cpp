@@ -178,7 +178,8 @@ TEST_CASE("dist: ranks with different configs do not start", "[dist]") {
           "MPI_LOCALRANKID is 1, but MPI_LOCALNRANKS is 1");
 }
 
-TEST_CASE("dist: ranks that read different weights or data do not start, and the folder is unchanged", "[dist]") {
+TEST_CASE("dist: ranks that read different weights or data do not start, and the folder is unchanged",
+          "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), own = "--set train.save_every=2 --set train.steps=2 ";

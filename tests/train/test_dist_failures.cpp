@@ -41,7 +41,7 @@ constexpr Arrangement kArrangements[] = {{2, "--set dist.zero=0"},
 
 }  // namespace
 
-TEST_CASE("dist: a rank that is killed or suspended ends all ranks, with a message that says where", "[dist]") {
+TEST_CASE("dist: a rank that is killed or suspended ends all ranks, with a message that says where", "[dist][waits]") {
   if (!require_mpirun()) return;
   for (const int signal : {SIGKILL, SIGSTOP})
     for (const Arrangement& arrangement : kArrangements) {
@@ -92,7 +92,7 @@ TEST_CASE("dist: a rank that waits for the others to connect ends at a signal", 
   CHECK(alone.wait() == 128 + SIGTERM);
 }
 
-TEST_CASE("dist: a rank that throws ends all ranks, and its message is printed", "[dist]") {
+TEST_CASE("dist: a rank that throws ends all ranks, and its message is printed", "[dist][waits]") {
   if (!require_mpirun()) return;
   for (const Arrangement& arrangement : kArrangements) {
     const TemporaryFolder folder;
@@ -190,7 +190,7 @@ bool has_half_written(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("dist: a loss that is not finite ends all ranks, after the pending checkpoint is written", "[dist]") {
+TEST_CASE("dist: a loss that is not finite ends all ranks, after the pending checkpoint is written", "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string explode = "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 ";
@@ -209,7 +209,8 @@ TEST_CASE("dist: a loss that is not finite ends all ranks, after the pending che
   CHECK(count_files(folder.file("run/checkpoints")) == 3);  // step_0, step_1, latest
 }
 
-TEST_CASE("dist: an error is printed, and a pending checkpoint delays the end by dist.timeout_s at most", "[dist]") {
+TEST_CASE("dist: an error is printed, and a pending checkpoint delays the end by dist.timeout_s at most",
+          "[dist][waits]") {
   const TemporaryFolder folder;
   const std::string explode =
       "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 --set dist.timeout_s=1 ";

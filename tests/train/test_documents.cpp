@@ -170,7 +170,8 @@ TEST_CASE("documents: a resume ends in the same bits; one from before data.docum
   CHECK(has(within_now.output, "data.documents"));
 }
 
-TEST_CASE("documents: ranks with other masks, documents or separators of the same tokens do not start", "[dist]") {
+TEST_CASE("documents: ranks with other masks, documents or separators of the same tokens do not start",
+          "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const auto repeat = [](const std::string& text) {

@@ -124,7 +124,7 @@ TEST_CASE("environment: NSA_DDP_STATIC_GRAPH replays steps, on the GPU", "[envir
   CHECK(once < each);
 }
 
-TEST_CASE("environment: variables for runs of several ranks", "[environment][dist]") {
+TEST_CASE("environment: variables for runs of several ranks", "[environment][dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const auto ranks = [&](const std::string& name, const std::string& environment, const std::string& more = "") {

@@ -145,7 +145,7 @@ void lose_during_save(const TemporaryFolder& folder, const std::string& more, co
 }  // namespace
 
 TEST_CASE("run folder: ranks whose folder is lost during a save learn of it together, and save beside it",
-          "[train][dist]") {
+          "[train][dist][waits]") {
   const TemporaryFolder finished;
   const std::string other = run(finished.file("other"), 1, "--set train.steps=2 --set train.save_every=1");
   for (const char* zero : {"--set dist.zero=0 ", "--set dist.zero=1 "}) {

@@ -39,7 +39,7 @@ void wait_for_stop(int pid) {
 
 }  // namespace
 
-TEST_CASE("run folder: of two runs in one folder the second ends without changing a file", "[train]") {
+TEST_CASE("run folder: of two runs in one folder the second ends without changing a file", "[train][waits]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   const std::string args =

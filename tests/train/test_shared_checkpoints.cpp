@@ -152,7 +152,7 @@ TEST_CASE("shared: keep_last and keep_every count checkpoints of several files, 
   CHECK(fs::exists(out + "/checkpoints/set_aside_0/model.safetensors"));
 }
 
-TEST_CASE("shared: files that are missing, cut or damaged are named, on every number of ranks", "[dist]") {
+TEST_CASE("shared: files that are missing, cut or damaged are named, on every number of ranks", "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = run(folder.file("run"), 2, kSaves + kZero + kWide + "--set train.steps=10 ");
@@ -244,7 +244,7 @@ TEST_CASE("shared: files of two saves in one checkpoint are refused by name, and
   CHECK(resume().exit_code == 0);
 }
 
-TEST_CASE("shared: a full disk on one rank ends the run, and leaves the older checkpoints", "[dist]") {
+TEST_CASE("shared: a full disk on one rank ends the run, and leaves the older checkpoints", "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   for (const char* file :
@@ -304,7 +304,7 @@ TEST_CASE("shared: a rank that is killed during a save leaves the older checkpoi
   }
 }
 
-TEST_CASE("shared: the first rank waits for the slowest one before it puts a checkpoint in place", "[dist]") {
+TEST_CASE("shared: the first rank waits for the slowest one before it puts a checkpoint in place", "[dist][waits]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log");
   const std::string args = train_args(out, kZero + "--set train.steps=4 --set train.save_every=4 ");
@@ -317,7 +317,7 @@ TEST_CASE("shared: the first rank waits for the slowest one before it puts a che
   for (const char* step : {"step_0", "step_4"}) CHECK(files_in(out + "/checkpoints/" + step) == files_of(2));
 }
 
-TEST_CASE("shared: an error of all ranks waits for the pending checkpoint", "[dist]") {
+TEST_CASE("shared: an error of all ranks waits for the pending checkpoint", "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
@@ -361,7 +361,7 @@ TEST_CASE("shared: the first rank, after an error of its own, completes the pend
 }
 
 TEST_CASE("shared: with dist.zero 3 the final weights are several files in train.final_dtype, which a new run removes",
-          "[dist]") {
+          "[dist][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), more = "--set dist.zero=3 --set train.save_every=2 --set train.steps=4 ";

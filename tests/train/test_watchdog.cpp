@@ -196,7 +196,8 @@ TEST_CASE("watchdog: a waiting rank logs its position before others can report i
   CHECK(messages.back() == "hung");
 }
 
-TEST_CASE("watchdog: a sleeping rank is hung, its dump names the op, and waiting ranks name the rank", "[watchdog]") {
+TEST_CASE("watchdog: a sleeping rank is hung, its dump names the op, and waiting ranks name the rank",
+          "[watchdog][waits]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
@@ -252,7 +253,7 @@ TEST_CASE("watchdog: a step that is slowed down is slow, not hung", "[watchdog]"
   CHECK(boot["host_mib"] > 1);
 }
 
-TEST_CASE("watchdog: a hang ends the run if configured", "[watchdog]") {
+TEST_CASE("watchdog: a hang ends the run if configured", "[watchdog][waits]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), sleeps = folder.file("sleeps");
   BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),
@@ -265,7 +266,7 @@ TEST_CASE("watchdog: a hang ends the run if configured", "[watchdog]") {
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
 }
 
-TEST_CASE("watchdog: a hang ends the run although the disk hangs, too", "[watchdog]") {
+TEST_CASE("watchdog: a hang ends the run although the disk hangs, too", "[watchdog][waits]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
   BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),

@@ -9,11 +9,11 @@
 #include "engine/backend.h"
 #include "engine/check.h"
 #include "engine/memory_log.h"
+#include "engine/units.h"
 
 namespace triad {
 
 namespace {
-constexpr double kMiB = 1024.0 * 1024.0;
 // Planned tensors' address: aligned, not null and unmapped, so that any access crashes.
 std::byte* planned_base() { return reinterpret_cast<std::byte*>(uintptr_t{4096}); }
 

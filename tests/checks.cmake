@@ -41,6 +41,9 @@ triad_python_test("checkpoints of several files: Python's loaders read them"
 triad_python_test("packages: wheels, and which build they hold" tools/test_packages.py $<TARGET_FILE:triad>)
 if(NOT TRIAD_SANITIZE)  # the tests wait a few seconds for what must end in time
   triad_python_test("hosts: runs on several hosts, and how they end" hosts/test_hosts.py $<TARGET_FILE_DIR:triad>)
+  if(PYTHON3)
+    set_tests_properties("hosts: runs on several hosts, and how they end" PROPERTIES COST 200)
+  endif()
 endif()
 if(NOT TRIAD_SANITIZE)  # Python cannot load a library that needs the sanitizers' runtime
   triad_python_test("pytorch: the package triad_nsa"

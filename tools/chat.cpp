@@ -37,7 +37,7 @@ namespace triad {
 
 namespace {
 
-struct Options {
+struct ReplyOptions {
   std::string checkpoint, system, chat_template, device = "auto", dtype = "f32";
   std::vector<std::string> variables;
   int64_t tokens = 1000, context = 0;
@@ -52,7 +52,7 @@ void show(std::string_view text) {
 
 class Chat {
  public:
-  explicit Chat(const Options& o)
+  explicit Chat(const ReplyOptions& o)
       : o_(o),
         source_(find_model(o.checkpoint)),
         tokenizer_(tokenizer_of_checkpoint(source_.folder, source_.config.data.tokenizer)),
@@ -212,7 +212,7 @@ class Chat {
     return 0;
   }
 
-  const Options& o_;
+  const ReplyOptions& o_;
   ModelSource source_;
   std::unique_ptr<Tokenizer> tokenizer_;
   ChatFormat format_;
@@ -229,7 +229,7 @@ class Chat {
 }  // namespace
 
 void add_chat(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ReplyOptions>();
   CLI::App* verb = app.add_subcommand("chat", "talk to a model that was trained on conversations");
   verb->add_option("CHECKPOINT", o->checkpoint, "a checkpoint, or a run's folder")->required();
   verb->add_option("--system", o->system, "the system message");

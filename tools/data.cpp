@@ -17,6 +17,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/process/seconds_since.h"
 #include "engine/process/tone.h"
 #include "io/chat/chat_format.h"
 #include "io/data/dataset.h"
@@ -38,7 +39,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-struct Options {
+struct DataOptions {
   std::string tokenizer = "byte", separator, chat_template, out;
   ChatLearn learn = ChatLearn::assistant;
   TextFormat format = TextFormat::automatic;
@@ -51,10 +52,8 @@ struct Options {
   bool special_as_text = false, skip_bad = false;
 };
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
 // All inputs and options that determine the shards. A call may resume one that was killed only if these are equal.
-Json describe(const Options& o, const Tokenizer& tokenizer, const ChatFormat& chat,
+Json describe(const DataOptions& o, const Tokenizer& tokenizer, const ChatFormat& chat,
               const std::vector<std::string>& files) {
   Json inputs = Json::array();
   for (const std::string& file : files) {
@@ -108,7 +107,7 @@ constexpr const char* kUnfinished = "unfinished.json";
 // Job: what one `triad data` call does.
 class Job {
  public:
-  Job(const Options& o, const Tokenizer& tokenizer, std::shared_ptr<const ChatFormat> chat,
+  Job(const DataOptions& o, const Tokenizer& tokenizer, std::shared_ptr<const ChatFormat> chat,
       std::vector<std::string> files)
       : o_(o),
         tokenizer_(tokenizer),
@@ -368,7 +367,7 @@ class Job {
     }
   }
 
-  const Options& o_;
+  const DataOptions& o_;
   const Tokenizer& tokenizer_;
   std::shared_ptr<const ChatFormat> chat_;
   std::vector<std::string> files_;
@@ -387,7 +386,7 @@ class Job {
   int64_t cut_ = -1;
 };
 
-void data(const Options& o) {
+void data(const DataOptions& o) {
   constexpr double kLeastFraction = 1e-9;
   if (o.val_fraction > 0 && o.val_fraction < kLeastFraction)
     fail_usage("--val-fraction is {}: 0, or {} or more, is needed", o.val_fraction, kLeastFraction);
@@ -401,7 +400,7 @@ void data(const Options& o) {
 }  // namespace
 
 void add_data(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<DataOptions>();
   CLI::App* verb =
       app.add_subcommand("data", "tokenize texts and JSONL (text, prompt and completion, or messages) into shards");
   verb->add_option(

@@ -34,7 +34,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ExportOptions {
   std::string checkpoint, out, format = "hf", dtype;
   double file_gb = 5;
   bool splits = false;   // --file-gb is given
@@ -197,7 +197,7 @@ void export_adapter(const Export& e, DType dtype, const std::string& out) {
              size_text(written));
 }
 
-void run(const Options& o) {
+void run_export(const ExportOptions& o) {
   check_environment();
   const bool triad = o.format == "triad";
   if (!triad && o.format != "hf") fail_usage("--format is \"{}\": hf or triad is allowed", shortened(o.format));
@@ -219,7 +219,7 @@ void run(const Options& o) {
 }  // namespace
 
 void add_export(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ExportOptions>();
   CLI::App* verb = app.add_subcommand("export", "write a model for transformers, vLLM and llama.cpp's converter");
   verb->add_option("CHECKPOINT", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")
       ->required();
@@ -240,7 +240,7 @@ void add_export(CLI::App& app) {
           ->capture_default_str();
   verb->callback([o, file_gb] {
     o->splits = file_gb->count() > 0;
-    run(*o);
+    run_export(*o);
   });
 }
 

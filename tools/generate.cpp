@@ -38,7 +38,7 @@ namespace triad {
 
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::string checkpoint, file, device = "auto", dtype = "f32";
   std::vector<std::string> prompts, prompt_files, prompt_ids, stop;
   TextFormat format = TextFormat::automatic;
@@ -85,7 +85,7 @@ int64_t lines_of(const std::string& path) {
 
 class Generator {
  public:
-  explicit Generator(const Options& o)
+  explicit Generator(const GenerateOptions& o)
       : o_(o),
         source_(find_model(o.checkpoint)),
         tokenizer_(tokenizer_of_checkpoint(source_.folder, source_.config.data.tokenizer)),
@@ -303,7 +303,7 @@ class Generator {
     TRIAD_CHECK(std::fflush(stdout) == 0, "standard output cannot be written: {}", std::strerror(errno));
   }
 
-  const Options& o_;
+  const GenerateOptions& o_;
   ModelSource source_;
   std::unique_ptr<Tokenizer> tokenizer_;
   int64_t context_;
@@ -324,7 +324,7 @@ std::string read_prompt(const std::string& path) {
   return text;
 }
 
-void read_prompts(Options& o) {
+void read_prompts(GenerateOptions& o) {
   const bool listed = !o.prompts.empty() || !o.prompt_files.empty() || !o.prompt_ids.empty();
   if (!listed && o.file.empty()) fail_usage("generate: --prompt, --prompt-file, --prompt-ids or --prompts is required");
   if (listed && !o.file.empty()) fail_usage("--prompts {} is given with other prompts: put them into the file", o.file);
@@ -337,7 +337,7 @@ void read_prompts(Options& o) {
   for (const std::string& file : o.prompt_files) o.prompts.push_back(read_prompt(file));
 }
 
-void add_prompt_options(CLI::App& verb, Options& o) {
+void add_prompt_options(CLI::App& verb, GenerateOptions& o) {
   verb.add_option(
           "--prompt", o.prompts,
           "the text to continue (-: read it from standard input); may be repeated: all texts are sampled together "
@@ -368,7 +368,7 @@ void add_prompt_options(CLI::App& verb, Options& o) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<GenerateOptions>();
   CLI::App* verb = app.add_subcommand("generate", "sample text from a checkpoint");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();
   add_prompt_options(*verb, *o);

@@ -24,7 +24,7 @@ namespace triad {
 
 namespace {
 
-struct Options {
+struct GradsOptions {
   std::string checkpoint, tokens, documents, lists, out, device = "auto", dtype = "f32";
   int64_t batch = 1, seq = 0, context = 1;
   bool dense = false, fp8_weight_grads = false;
@@ -230,7 +230,7 @@ void print_fp8_routes(const Routes& routes) {
   for (const auto& [kernel, n] : calls) fmt::print("matmul_fp8: {} {}\n", kernel, counted(n, "time"));
 }
 
-void grads(const Options& o) {
+void grads(const GradsOptions& o) {
   check_environment();
   std::vector<int32_t> bounds;
   if (!o.documents.empty()) {
@@ -293,7 +293,7 @@ void grads(const Options& o) {
 }  // namespace
 
 void add_grads(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<GradsOptions>();
   CLI::App* verb =
       app.add_subcommand("grads", "run forward and backward once; write loss, logits, gradients, gates and lists");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, or a run's folder")->required();

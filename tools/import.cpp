@@ -26,7 +26,7 @@ namespace triad {
 
 namespace {
 
-struct Options {
+struct ImportOptions {
   std::string folder, out, attention;
   std::vector<std::string> sets;
   bool no_tokenizer = false;
@@ -164,12 +164,12 @@ class WeightsCopy {
   std::map<std::string, std::vector<size_t>, std::less<>> targets_;  // folder's name -> parameters that begin with it
 };
 
-std::string describe(const Tokenizer& tokenizer) {
+std::string describe_import(const Tokenizer& tokenizer) {
   if (!tokenizer.available() || tokenizer.files().empty()) return tokenizer.name();
   return fmt::format("{} tokens in {}", tokenizer.vocab_size(), tokenizer.files().front().name);
 }
 
-void run_import(const Options& o) {
+void run_import(const ImportOptions& o) {
   check_environment();
   const auto begin = std::chrono::steady_clock::now();
   std::optional<AttentionKind> attention;
@@ -201,7 +201,7 @@ void run_import(const Options& o) {
   fmt::print("{}: {} of {}, {} attention, {} parameters in {} tensors{}; tokenizer: {}; {:.1f} s\n", o.out,
              word_of(source.config.model_class), source.dtypes(), word_of(config.model.attention),
              count_parameters(config.model), copy.count(), copy.fresh().empty() ? "" : ", " + copy.fresh(),
-             describe(*source.tokenizer), seconds.count());
+             describe_import(*source.tokenizer), seconds.count());
   const bool texts = source.tokenizer->available();  // only tokens can be read without a tokenizer
   fmt::print("train it: triad train {}/config.json --set data.kind={} --set 'data.paths=[\"my/*.{}\"]'\n", o.out,
              texts ? "text" : "shards", texts ? "txt" : "bin");
@@ -210,7 +210,7 @@ void run_import(const Options& o) {
 }  // namespace
 
 void add_import(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ImportOptions>();
   CLI::App* verb = app.add_subcommand("import", "make a checkpoint of a model folder of Hugging Face's transformers");
   verb->add_option("DIR", o->folder, "a folder with config.json and model.safetensors, or several and their index")
       ->required();

@@ -17,6 +17,7 @@
 #include "engine/process/counted.h"
 #include "engine/process/parse.h"
 #include "engine/process/text.h"
+#include "engine/units.h"
 #include "io/checkpoint.h"
 #include "io/data/corpus.h"
 #include "io/data/format/text_format.h"
@@ -37,8 +38,6 @@ namespace triad {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr double kMiB = 1024.0 * 1024.0;
 
 struct Statistics {
   int64_t finite = 0, nan = 0, inf = 0;

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // Marks an unfinished folder as one that may be removed.
-constexpr const char* kUnfinished = ".triad_unfinished";
+constexpr const char* kUnfinishedMark = ".triad_unfinished";
 
 // Removes an unfinished folder, unless a process is writing it. Whatever keeps it from being removed is a warning.
 void remove_unfinished_folder(const std::string& path) {
@@ -46,7 +46,7 @@ void remove_unfinished(const fs::path& out) {
     std::string target;
     const std::string path = entry.path().string();
     if (is_temporary(entry.path().filename().string(), &target) && target == out.filename() &&
-        !is_link_or_mount(path) && fs::is_regular_file(fs::symlink_status(entry.path() / kUnfinished, error)))
+        !is_link_or_mount(path) && fs::is_regular_file(fs::symlink_status(entry.path() / kUnfinishedMark, error)))
       found.push_back(path);
   }
   for (const std::string& path : found) remove_unfinished_folder(path);
@@ -83,11 +83,11 @@ void write_output_folder(const std::string& out, const std::function<void(const 
   FolderLock lock;
   try {
     make_folders(temporary);
-    write_file_atomically(temporary + "/" + kUnfinished, "");
+    write_file_atomically(temporary + "/" + kUnfinishedMark, "");
     lock.take(temporary);
     write(temporary);
     sync_tree(temporary);  // may take long, so it comes before the mark goes
-    remove_tree(temporary + "/" + kUnfinished);
+    remove_tree(temporary + "/" + kUnfinishedMark);
     sync_folder(temporary);
     if (::rename(temporary.c_str(), out.c_str()) != 0)
       fail("{}: cannot be put in place: {}", out, std::strerror(errno));

@@ -8,6 +8,7 @@
 #include "engine/check.h"
 #include "engine/comm/comm.h"
 #include "engine/process/counted.h"
+#include "engine/units.h"
 #include "engine/with_cuda.h"
 #include "io/json_config.h"
 #include "kernels/ops/matmul.h"
@@ -29,13 +30,13 @@ namespace triad {
 
 namespace {
 
-constexpr double kGB = 1e9, kMiB = 1024.0 * 1024.0;
+constexpr double kGB = 1e9;
 constexpr const char* kSomeCard = "h200";
 // Why FLOPs are only a bound if the config alone says how many documents a row may have.
 constexpr const char* kWholeRows =
     " (data.max_documents is set, so the data is not opened, and each row counts as one document)";
 
-struct Options {
+struct PlanOptions {
   std::string config, card;
   std::vector<std::string> sets;
   bool fit = false, json = false;
@@ -56,7 +57,7 @@ Device planned_device(DeviceChoice choice) {
 }
 
 // The memory limit for --fit in bytes: --memory-gb, or the card's, or the device's free memory.
-int64_t memory_of(const Options& o, const Device& device) {
+int64_t memory_of(const PlanOptions& o, const Device& device) {
   if (o.memory_gb > 0) return static_cast<int64_t>(o.memory_gb * kGB);
   if (!o.card.empty()) return card_of(o.card).memory_bytes - kCardReserve;
   if (device.is_cuda() && backend::cuda_device_count() == 0)
@@ -81,7 +82,7 @@ TokenFlops token_flops(const Config& config, const TrainStage& stage, const Docu
 }
 
 // Returns train.stages as JSON, with what each needs if it is the only one. Without --json, also prints them as text.
-Json describe_stages(const Options& o, const Config& config, const PlannedDevice& device, Comm* ranks,
+Json describe_stages(const PlanOptions& o, const Config& config, const PlannedDevice& device, Comm* ranks,
                      const PlannedDocuments& documents) {
   Json out = Json::array();
   for (const TrainStage& stage : stages_of(config.train)) {
@@ -109,7 +110,7 @@ Json describe_stages(const Options& o, const Config& config, const PlannedDevice
 
 // Returns the prediction as JSON. Without --json, also prints it as text. With train.stages, a step is one in the last
 // stage.
-Json describe_plan(const Options& o, const Config& run, const PlannedDevice& device, const MemoryPlan& plan,
+Json describe_plan(const PlanOptions& o, const Config& run, const PlannedDevice& device, const MemoryPlan& plan,
                    const PlannedDocuments& documents) {
   const TrainStage last = stages_of(run.train).back();
   const Config config = in_stage(run, last);
@@ -149,7 +150,7 @@ Json describe_plan(const Options& o, const Config& run, const PlannedDevice& dev
 
 // Exchanges as in `triad bench step --json`: [{kind, pass, layers, calls, ranks: [{rank, sent, received}]}], bytes per
 // step.
-Json to_json(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps) {
+Json json_of(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps) {
   Json out = Json::array();
   for (const PlannedExchange& e : exchanges) {
     Json ranks = Json::array();
@@ -167,7 +168,7 @@ Json to_json(const std::vector<PlannedExchange>& exchanges, int64_t micro_steps)
 
 // For ranks that share sequences: models their exchanges and a step's time (with train.stages, in the last stage).
 // Returns it as JSON. Without --json, also prints it as text.
-Json describe_shared(const Options& o, const Config& run, const PlannedDevice& device, Comm* ranks,
+Json describe_shared(const PlanOptions& o, const Config& run, const PlannedDevice& device, Comm* ranks,
                      const PlannedDocuments& documents) {
   const TrainStage last = stages_of(run.train).back();
   Config config = in_stage(run, last);
@@ -200,7 +201,7 @@ Json describe_shared(const Options& o, const Config& run, const PlannedDevice& d
         context > kRates.host_ranks ? "network" : "NVLink", cost.communication * rank_tokens * kMs,
         cost.overhead * rank_tokens * kMs, step_s * kMs, all_tokens / step_s, (step_s - hidden_s) * kMs,
         all_tokens / (step_s - hidden_s));
-  return {{"exchanges", to_json(exchanges, t.accumulate_grad_batches)},
+  return {{"exchanges", json_of(exchanges, t.accumulate_grad_batches)},
           {"layer_bytes", {{"forward", layer_bytes[0]}, {"backward", layer_bytes[1]}}},
           {"step_bytes", step_bytes},
           {"step_seconds",
@@ -222,7 +223,7 @@ int64_t exchanged_bytes(const Config& run, const PlannedDevice& device, Comm* ra
 
 // Whether the plan fits into --card's memory, and the run's time and energy on it, as JSON. Without --json, also prints
 // them as text.
-Json describe_card(const Options& o, const Config& config, const PlannedDevice& device, const MemoryPlan& plan,
+Json describe_card(const PlanOptions& o, const Config& config, const PlannedDevice& device, const MemoryPlan& plan,
                    Comm* ranks, const PlannedDocuments& documents) {
   const Card& card = card_of(o.card);
   const int64_t room = card.memory_bytes - kCardReserve, left = room - plan.peak_bytes();
@@ -252,7 +253,7 @@ Json describe_card(const Options& o, const Config& config, const PlannedDevice& 
 }
 
 // Returns the recommended settings as JSON. Without --json, also prints them as text.
-Json describe_recommended(const Options& o, const Config& config, const Settings& best) {
+Json describe_recommended(const PlanOptions& o, const Config& config, const Settings& best) {
   const StepCost& cost = best.cost;
   const std::string arguments = arguments_of(best, o.ranks);
   if (!o.json)
@@ -278,7 +279,7 @@ Json describe_recommended(const Options& o, const Config& config, const Settings
 
 // Returns the settings that fit in memory as JSON. Without --json, also prints them as text. Throws an Error if nothing
 // fits.
-Json describe_fit(const Options& o, const Config& config, const PlannedDevice& device, Comm* ranks,
+Json describe_fit(const PlanOptions& o, const Config& config, const PlannedDevice& device, Comm* ranks,
                   const PlannedDocuments& documents) {
   const TrainConfig& t = config.train;
   const int64_t bytes = memory_of(o, device);
@@ -309,7 +310,7 @@ Json describe_fit(const Options& o, const Config& config, const PlannedDevice& d
   return fit;
 }
 
-void run(const Options& o) {
+void run_plan(const PlanOptions& o) {
   const Config config = load_config(o.config, o.sets).config;
   if (o.fit && !config.train.stages.empty())
     fail_usage(
@@ -332,7 +333,7 @@ void run(const Options& o) {
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<PlanOptions>();
   CLI::App* verb = app.add_subcommand("plan", "predict what a run will use: parameters, FLOPs, memory; needs no GPU");
   verb->add_option("CONFIG", o->config, "config file (default: the environment variable CONFIG names it)");
   verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
@@ -358,7 +359,7 @@ void add_plan(CLI::App& app) {
   verb->footer(
       "With dist.context the plan also has the bytes that the ranks of a group exchange, and a model of a step's time\n"
       "with the rates of H200 cards: hosts of 8 with NVLink, a network adapter for each card. It is no measurement.");
-  verb->callback([o] { run(*o); });
+  verb->callback([o] { run_plan(*o); });
 }
 
 }  // namespace triad

@@ -29,7 +29,7 @@ namespace triad {
 
 namespace {
 
-struct Options {
+struct ScoreOptions {
   std::string checkpoint, jsonl, out = "-", device = "auto", dtype = "f32";
   int64_t batch = 8, seq = 0;
 };
@@ -232,8 +232,8 @@ std::string result_line(const Request& r, std::span<const Window> windows, const
 
 // Scores all windows, and calls done(n) when the first n windows' results are complete.
 template <class Done>
-void score_windows(const Options& o, size_t most, const std::vector<Request>& requests, std::vector<Window>& windows,
-                   Done&& done) {
+void score_windows(const ScoreOptions& o, size_t most, const std::vector<Request>& requests,
+                   std::vector<Window>& windows, Done&& done) {
   size_t longest = 0, all = 0;
   for (size_t i = 0; i < windows.size(); ++i) {
     longest = std::max(longest, windows[i].size);
@@ -269,7 +269,7 @@ void score_windows(const Options& o, size_t most, const std::vector<Request>& re
   }
 }
 
-void score(const Options& o) {
+void score(const ScoreOptions& o) {
   check_environment();
   const ModelSource source = find_model(o.checkpoint);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_checkpoint(source.folder, source.config.data.tokenizer);
@@ -307,7 +307,7 @@ void score(const Options& o) {
 }  // namespace
 
 void add_score(CLI::App& app) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ScoreOptions>();
   CLI::App* verb =
       app.add_subcommand("score", "log-probabilities of continuations after contexts, for evaluation harnesses");
   verb->add_option("--checkpoint", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")

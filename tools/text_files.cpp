@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/seconds_since.h"
 #include "io/data/text_input.h"
 #include "io/file.h"
 #include "tools/options.h"
@@ -19,8 +20,6 @@ namespace triad {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 }  // namespace
 

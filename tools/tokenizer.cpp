@@ -33,7 +33,7 @@ namespace triad {
 
 namespace {
 
-struct Options {
+struct BpeTrainOptions {
   std::vector<std::string> input;
   std::string out;
   TextFormat format = TextFormat::automatic;
@@ -55,7 +55,7 @@ struct Corpus {
   std::string first_skipped;
 };
 
-Corpus read_corpus(const Options& o, const std::vector<std::string>& files, const WordCounter& words) {
+Corpus read_corpus(const BpeTrainOptions& o, const std::vector<std::string>& files, const WordCounter& words) {
   Corpus corpus;
   int64_t text_bytes = 0;
   const int64_t input_bytes = size_of_files(files);
@@ -86,7 +86,7 @@ Corpus read_corpus(const Options& o, const std::vector<std::string>& files, cons
   return corpus;
 }
 
-void write_tokenizer(const std::string& folder, const TrainedBpe& bpe, const Options& o) {
+void write_tokenizer(const std::string& folder, const TrainedBpe& bpe, const BpeTrainOptions& o) {
   const std::string file = "tokenizer.json";
   write_file_atomically(folder + "/" + file, tokenizer_json(bpe, o.bpe.special_tokens, o.split));
   // Read back as every verb reads it.
@@ -96,7 +96,7 @@ void write_tokenizer(const std::string& folder, const TrainedBpe& bpe, const Opt
   write_tokenizer_files(files, folder);
 }
 
-void train(const Options& o) {
+void train(const BpeTrainOptions& o) {
   check_bpe_options(o.bpe);
   const std::string out = check_output_folder(o.out, "");
   check_output_place(out);
@@ -124,7 +124,7 @@ void train(const Options& o) {
 }
 
 void add_tokenizer_train(CLI::App& parent) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<BpeTrainOptions>();
   CLI::App* verb = parent.add_subcommand("train", "learn a byte-level BPE vocabulary from texts and JSONL");
   add_text_input(*verb, o->input);
   verb->add_option("--out", o->out, "folder to write: tokenizer.json, and what transformers' AutoTokenizer needs")

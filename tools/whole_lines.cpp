@@ -48,7 +48,7 @@ void write_whole_line(std::string_view line) {
   std::fflush(stdout);
   size_t written = 0;
   while (written < line.size()) {
-    const ssize_t n = write(STDOUT_FILENO, line.data() + written, line.size() - written);
+    const ssize_t n = ::write(STDOUT_FILENO, line.data() + written, line.size() - written);
     if (n >= 0) {
       written += static_cast<size_t>(n);
     } else if (errno != EINTR) {

@@ -9,17 +9,12 @@
 #include <vector>
 
 #include "engine/process/progress_line.h"
+#include "engine/process/seconds_since.h"
 #include "train/monitor/banner.h"
 
 namespace triad {
 
-namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-}  // namespace
+namespace {}  // namespace
 
 WorkProgress::WorkProgress(std::string verb, std::string unit, int64_t total)
     : verb_(std::move(verb)),

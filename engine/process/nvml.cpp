@@ -5,12 +5,14 @@
 
 #include <utility>
 
+#include "engine/units.h"
+
 namespace triad {
 
 namespace {
 
 constexpr int kSuccess = 0;
-constexpr double kMiB = 1024.0 * 1024.0, kMilli = 1e-3;
+constexpr double kMilli = 1e-3;
 
 // Types and constants of nvml.h, repeated so that the build does not need that header; the library's ABI is stable.
 struct Memory {

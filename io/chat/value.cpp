@@ -15,7 +15,7 @@ namespace triad::chat {
 
 namespace {
 
-constexpr int kMaxDepth = 100;         // levels of lists and dicts, which printing and comparing recurse into
+constexpr int kMaxLevels = 100;        // levels of lists and dicts, which printing and comparing recurse into
 constexpr size_t kIndexedItems = 8;    // a dict with more items has an index
 constexpr size_t kBytesForAStep = 16;  // bytes produced in the time and memory of an evaluated node
 
@@ -25,7 +25,7 @@ void check_item(const Value& value) {
 }
 
 int depth_above(int deepest) {
-  if (deepest >= kMaxDepth) fail("lists and dicts nest deeper than {} levels", kMaxDepth);
+  if (deepest >= kMaxLevels) fail("lists and dicts nest deeper than {} levels", kMaxLevels);
   return deepest + 1;
 }
 

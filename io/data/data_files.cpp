@@ -30,7 +30,7 @@ bool take_number(std::string_view& text, T& value, int base) {
   return true;
 }
 
-std::string text_of(const DataFile& file) { return fmt::format("{} bytes, CRC-32 {:08x}", file.bytes, file.crc32); }
+std::string size_text(const DataFile& file) { return fmt::format("{} bytes, CRC-32 {:08x}", file.bytes, file.crc32); }
 
 }  // namespace
 
@@ -102,8 +102,9 @@ std::string changed_files(const std::vector<DataFile>& before, const std::vector
   std::string text;
   for (size_t i = 0; i < before.size(); ++i) {
     if (before[i].same_content(now[i]) || ++changed > kNamed) continue;
-    text += fmt::format("{}{} ({}), now {}{}", text.empty() ? "" : "; ", shortened(before[i].name), text_of(before[i]),
-                        now[i].name == before[i].name ? "" : shortened(now[i].name) + ": ", text_of(now[i]));
+    text +=
+        fmt::format("{}{} ({}), now {}{}", text.empty() ? "" : "; ", shortened(before[i].name), size_text(before[i]),
+                    now[i].name == before[i].name ? "" : shortened(now[i].name) + ": ", size_text(now[i]));
   }
   if (changed > kNamed) text += fmt::format("; and {} more", changed - kNamed);
   return text;

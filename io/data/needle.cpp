@@ -18,9 +18,9 @@ namespace triad {
 namespace {
 
 // A random number sequence.
-class Draws {
+class NeedleDraws {
  public:
-  Draws(uint64_t seed, uint64_t stream) : random_(seed, stream) {}
+  NeedleDraws(uint64_t seed, uint64_t stream) : random_(seed, stream) {}
   int64_t below(int64_t n) { return static_cast<int64_t>(random_.below(next_++, static_cast<uint64_t>(n))); }
 
  private:
@@ -31,13 +31,13 @@ class Draws {
 bool has_mark(const NeedleTask& task) { return task.kind != NeedleKind::keys && task.kind != NeedleKind::queries; }
 
 // A random token around the needles. For copy it is any token, so that only its mark tells a span.
-int32_t draw_hay(const NeedleTask& task, Draws& draws) {
+int32_t draw_hay(const NeedleTask& task, NeedleDraws& draws) {
   const int64_t first = task.kind == NeedleKind::copy ? 1 : task.first_hay(), end = task.vocab - has_mark(task);
   return static_cast<int32_t>(first + draws.below(end - first));
 }
 
 // Returns n distinct random keys.
-std::vector<int32_t> draw_keys(const NeedleTask& task, int64_t n, Draws& draws) {
+std::vector<int32_t> draw_keys(const NeedleTask& task, int64_t n, NeedleDraws& draws) {
   std::vector<int32_t> keys(static_cast<size_t>(task.kinds()));
   std::iota(keys.begin(), keys.end(), 1);
   for (int64_t i = 0; i < n; ++i) std::swap(keys[i], keys[i + draws.below(task.kinds() - i)]);
@@ -45,7 +45,7 @@ std::vector<int32_t> draw_keys(const NeedleTask& task, int64_t n, Draws& draws) 
   return keys;
 }
 
-std::vector<int32_t> draw_value(const NeedleTask& task, Draws& draws) {
+std::vector<int32_t> draw_value(const NeedleTask& task, NeedleDraws& draws) {
   std::vector<int32_t> value(static_cast<size_t>(task.value_tokens));
   for (int32_t& token : value) token = static_cast<int32_t>(task.first_value() + draws.below(task.kinds()));
   return value;
@@ -67,7 +67,7 @@ class Occupied {
   void mark(int64_t at) { std::fill_n(occupied_.begin() + at, width_, true); }
   // A random position in 1 .. last at which a pair fits: the first one in cyclic order from a random start; 0 if there
   // is none.
-  int64_t find(int64_t last, Draws& draws) const {
+  int64_t find(int64_t last, NeedleDraws& draws) const {
     const int64_t from = draws.below(last);
     for (int64_t step = 0; step < last; ++step)
       if (const int64_t at = 1 + (from + step) % last; free(at)) return at;
@@ -81,7 +81,7 @@ class Occupied {
 
 // A random position at which a pair fits: uniform, or at a log-uniform distance from `other`, the same key's previous
 // position (0: there is none).
-int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, Draws& draws) {
+int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, NeedleDraws& draws) {
   // Random draws before a search; few are needed while at most half the positions are occupied.
   constexpr int kTries = 64;
   for (int i = 0; i < kTries; ++i) {
@@ -94,7 +94,7 @@ int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, Draws&
 }
 
 // Writes a training or validation sequence with all its pairs and questions.
-void write_recall(const NeedleTask& task, Draws draws, std::span<int32_t> tokens, std::span<int32_t> targets) {
+void write_recall(const NeedleTask& task, NeedleDraws draws, std::span<int32_t> tokens, std::span<int32_t> targets) {
   const int64_t width = 1 + task.value_tokens, last = task.seq_len - width;
   for (int32_t& token : tokens) token = draw_hay(task, draws);
   tokens[0] = 0;
@@ -211,7 +211,7 @@ struct Needle {
 };
 // keys: the needle's keys, NeedleSizes::keys of them. any_name: in the task variables, the question is about a random
 // name in the chain; otherwise about the last one.
-Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool any_name, Draws& draws) {
+Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool any_name, NeedleDraws& draws) {
   Needle needle;
   const auto state = [&needle](std::vector<int32_t> statement, std::span<const int32_t> rest = {}) {
     statement.insert(statement.end(), rest.begin(), rest.end());
@@ -247,7 +247,7 @@ Needle draw_needle(const NeedleTask& task, std::span<const int32_t> keys, bool a
 }
 
 // Positions for n statements of `width` tokens before `end`: the first is at `first`, the others follow at random.
-std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end, Draws& draws) {
+std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end, NeedleDraws& draws) {
   std::vector<int64_t> places = {0};
   const int64_t room = end - first - n * width;
   for (int64_t i = 1; i < n; ++i) places.push_back(draws.below(room + 1));
@@ -258,7 +258,7 @@ std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end
 
 // Makes a sequence with the questions at its end. depth: as in NeedleTask; if it is -1, the first question's needle is
 // at a random position, and in the task variables a question may be about any name in a chain.
-NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Draws draws) {
+NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, NeedleDraws draws) {
   check_questions(task, length);
   const NeedleSizes sizes = sizes_of(task);
   const int64_t end = sizes.end(length), last = end - sizes.width;  // a statement may begin in 1 .. last
@@ -349,7 +349,7 @@ class NeedleTokens final : public TokenSource {
 
  private:
   void write(int64_t sequence, std::span<int32_t> tokens, std::span<int32_t> targets) const {
-    const Draws draws(task_.seed, random_stream(use_, static_cast<uint64_t>(sequence)));
+    const NeedleDraws draws(task_.seed, random_stream(use_, static_cast<uint64_t>(sequence)));
     if (many_questions(task_)) return write_recall(task_, draws, tokens, targets);
     const NeedleProbe probe = make_probe(task_, task_.seq_len, task_.depth, draws);
     std::copy(probe.tokens.begin(), probe.tokens.end(), tokens.begin());
@@ -402,8 +402,9 @@ NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, u
   if (!(depth >= 0 && depth <= 1)) fail_usage("a needle's depth is {}: a number in [0, 1] is needed", depth);
   // Each length and depth has its own random streams.
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
-  return make_probe(task, length, depth,
-                    Draws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)));
+  return make_probe(
+      task, length, depth,
+      NeedleDraws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)));
 }
 
 }  // namespace triad

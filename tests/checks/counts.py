@@ -26,11 +26,13 @@ LIMITS = {
     "trailing comments that begin with a preposition": 15,
     "names of_x and its_x": 5,
     "kernels that share a name": 0,
+    "names in unnamed namespaces that files compiled together share": 0,
     "host functions over 80 lines": 5,
     "device functions over 150 lines that do not say why": 0,
     "runs of 8 lines that stand twice": 0,
 }
 OTHER_HEADINGS = ("README.md", "tools/pytorch/README.md")  # the project's, and the Python package's
+APART = ("io/chat", "tests/kernels", "tests/model", "tests/fault_injection")  # folders whose files are compiled one by one
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
@@ -133,6 +135,17 @@ def functions_of(code):
                     found.append((last - entry[0] + 1, entry[1], entry[0], entry[2]))
         start = m.end()
     return found
+
+
+def unnamed_names(text):
+    """Names that a source defines in its unnamed namespaces, without aliases: those that differ are compile errors."""
+    inside = False
+    for line in text.split("\n"):
+        if line == "namespace {" or line == "}  // namespace":
+            inside = line == "namespace {"
+        elif inside and (m := re.match(r"(?:struct|class|enum class|enum) (\w+)|(?!template|using|namespace)"
+                                       r"[A-Za-z][\w:<>,&* ]*[ &*](\w+)(?:\(| = |[\[{;])", line)):
+            yield m.group(1) or m.group(2)
 
 
 def says_why_long(where):
@@ -291,6 +304,15 @@ def main():
         totals[title] = len(lists[title])
     lists["kernels that share a name"] = [f"{k}: {', '.join(sorted(v))}" for k, v in kernels.items() if len(v) > 1]
     totals["kernels that share a name"] = len(lists["kernels that share a name"])
+    together = "names in unnamed namespaces that files compiled together share"  # as triad_unite (cmake/flags.cmake) does
+    definitions = collections.defaultdict(set)
+    for f in sources:
+        folder = os.path.dirname(f)
+        if re.match(r"(?:io|train|tools|tests)\b", f) and f.endswith(".cpp") and folder not in APART:
+            for name in unnamed_names(read(f)):
+                definitions[folder, name].add(f)
+    lists[together] = [f"{name}: {', '.join(sorted(v))}" for (_, name), v in definitions.items() if len(v) > 1]
+    totals[together] = len(lists[together])
 
     # A line counts by its code; tables of cases and includes say the same by nature.
     windows = collections.defaultdict(list)

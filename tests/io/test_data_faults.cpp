@@ -25,7 +25,7 @@ namespace {
 
 constexpr int64_t kHeaderBytes = 1024;
 
-void write_shard(const std::string& path, int64_t tokens, int32_t token) {
+void write_constant_shard(const std::string& path, int64_t tokens, int32_t token) {
   ShardWriter writer(path, TokenWidth::u16);
   writer.append(std::vector<int32_t>(static_cast<size_t>(tokens), token));
   writer.finish();
@@ -34,7 +34,7 @@ void write_shard(const std::string& path, int64_t tokens, int32_t token) {
 // Overwrites the file in place with another shard's bytes, so programs that have it open read the new ones. The file
 // gets its new length last and is never shorter meanwhile, so a reader finds old or new tokens, but no early end.
 void rewrite(const std::string& path, int64_t tokens, int32_t token) {
-  write_shard(path + ".other", tokens, token);
+  write_constant_shard(path + ".other", tokens, token);
   const std::string bytes = read_text(path + ".other");
   std::fstream(path, std::ios::binary | std::ios::in | std::ios::out) << bytes;
   fs::resize_file(path, bytes.size());
@@ -72,7 +72,7 @@ TEST_CASE("data faults: a shard that changes under a run ends it, and a resume g
     const TemporaryFolder folder;
     const std::string shard = folder.file("part.bin"), out = folder.file("run"), log = folder.file("log");
     INFO(fault.name);
-    write_shard(shard, kTokens, 7);
+    write_constant_shard(shard, kTokens, 7);
     BackgroundProgram program(train_args(out, on_shard(shard) + kLong), with_faults("TRIAD_BAD_DISK=" + shard), log);
     wait_for_text(out + "/training.csv", "\n12,");
     fault.make(shard);
@@ -97,7 +97,7 @@ TEST_CASE("data faults: a shard that changes under a run ends it, and a resume g
 TEST_CASE("data faults: files that change under their readers", "[io]") {
   const TemporaryFolder folder;
   const std::string path = folder.file("part.bin");
-  write_shard(path, 1000, 5);
+  write_constant_shard(path, 1000, 5);
   const auto source = shard_data({.paths = {path}, .val_paths = {}}, 100).train;
   const Shard shard(path);
   std::vector<int32_t> tokens(1000);
@@ -108,7 +108,7 @@ TEST_CASE("data faults: files that change under their readers", "[io]") {
   check_error([&] { source->read(0, tokens); }, {path, "offset 2224", "ends before", "3024 bytes"});
   check_error([&] { shard.max_token(); }, {path, "offset 2224"});
   // A file that is replaced by a rename is still read as it was opened.
-  write_shard(folder.file("new.bin"), 1000, 6);
+  write_constant_shard(folder.file("new.bin"), 1000, 6);
   rewrite(path, 1000, 5);
   fs::rename(folder.file("new.bin"), path);
   source->read(0, tokens);
@@ -256,7 +256,7 @@ TEST_CASE("data faults: more shards than a process may open files by default", "
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   constexpr rlim_t kFew = 64;
   const rlimit few{kFew, before.rlim_max};
-  for (int i = 0; i < 80; ++i) write_shard(folder.file(fmt::format("{:03}.bin", i)), 3, i);
+  for (int i = 0; i < 80; ++i) write_constant_shard(folder.file(fmt::format("{:03}.bin", i)), 3, i);
   REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
   const auto source = shard_data({.paths = {folder.file("*.bin")}, .val_paths = {}}, 100).train;
   std::vector<int32_t> last(1);

@@ -56,13 +56,13 @@ std::string repeated(std::string_view text, int times) {
 const std::string kRecord = "{\"text\":\"a\"}\n", kArray = "JSON array", kObject = "JSON over several lines",
                   kValues = "JSON strings, numbers or words";
 
-struct Row {
+struct ShapeRow {
   std::string bytes, expected;  // expected: "text", "jsonl", or a word of the refusal
   std::string named = {};       // the same for a file a.jsonl; empty: as `expected`, but "jsonl" for "text"
 };
 
 // What is JSON, or is meant to be.
-const std::vector<Row> kJson = {
+const std::vector<ShapeRow> kJson = {
     // arrays that no strict parser takes
     {"[1, NaN]\n", kArray, "jsonl"},
     {"[\n  NaN,\n  -Infinity,\n  Infinity\n]\n", kArray},
@@ -221,7 +221,7 @@ const std::vector<std::string> kNoJson = {
     "GET /x\n{\"a\": 1}\n",
 };
 
-void check(const Row& row, const std::string& found, const std::string& expected, std::string_view where) {
+void check(const ShapeRow& row, const std::string& found, const std::string& expected, std::string_view where) {
   INFO(where << ": " << printable(row.bytes.substr(0, 80)) << "\nexpected " << expected << ", found " << found);
   if (expected == "text" || expected == "jsonl")
     CHECK(found == expected);
@@ -233,9 +233,9 @@ void check(const Row& row, const std::string& found, const std::string& expected
 
 TEST_CASE("text format: what is JSON or meant to be is no text, what begins like it is", "[data]") {
   const TemporaryFolder folder;
-  std::vector<Row> rows = kJson;
+  std::vector<ShapeRow> rows = kJson;
   for (const std::string& bytes : kNoJson) rows.push_back({bytes, "text"});
-  for (const Row& row : rows) {
+  for (const ShapeRow& row : rows) {
     for (const std::string name : {"a", "a.txt", "a.jsonl"}) {
       write_text(folder.file(name), row.bytes);
       const std::string named = !row.named.empty() ? row.named : row.expected == "text" ? "jsonl" : row.expected;

@@ -23,9 +23,9 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Bits = std::vector<uint8_t>;  // a byte for each token: 1 if it is learned
 
-constexpr int32_t kEot = 9;
+constexpr int32_t kEndOfText = 9;
 
-// Random tokens with the separator kEot, and a random mask in spans of some tokens.
+// Random tokens with the separator kEndOfText, and a random mask in spans of some tokens.
 struct Masked {
   Tokens tokens;
   Bits learned;
@@ -35,7 +35,7 @@ Masked random_masked(int64_t size, uint64_t mean, uint64_t stream) {
   Masked all;
   uint64_t drawn = 0;
   for (int64_t i = 0; i < size; ++i) {
-    all.tokens.push_back(random.below(drawn++, mean) == 0 ? kEot : 10 + static_cast<int32_t>(i % 200));
+    all.tokens.push_back(random.below(drawn++, mean) == 0 ? kEndOfText : 10 + static_cast<int32_t>(i % 200));
     const bool flips = i == 0 || random.below(drawn++, 5) == 0;
     all.learned.push_back(flips ? static_cast<uint8_t>(random.below(drawn++, 2)) : all.learned.back());
   }
@@ -62,7 +62,7 @@ class MaskedShards {
     const Json manifest = {{"format", "llmq"},
                            {"tokenizer", "byte"},
                            {"vocab_size", 256},
-                           {"eot", kEot},
+                           {"eot", kEndOfText},
                            {"eot_position", position},
                            {"train", {{"shards", files}}},
                            {"val", {{"shards", Json::array()}}}};
@@ -82,10 +82,10 @@ void check_targets(const Masked& all, const Tokens& targets, const std::vector<i
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto at = static_cast<size_t>(positions[i]), next = at + 1;
     const bool ends = next == all.tokens.size();
-    const bool excluded = last && (ends || all.tokens[at] == kEot);
+    const bool excluded = last && (ends || all.tokens[at] == kEndOfText);
     const bool learned = (ends ? all.learned.back() : all.learned[next]) != 0;
     INFO("token " << at);
-    CHECK(targets[i] == (learned && !excluded ? (ends ? kEot : all.tokens[next]) : -1));
+    CHECK(targets[i] == (learned && !excluded ? (ends ? kEndOfText : all.tokens[next]) : -1));
   }
 }
 
@@ -165,7 +165,8 @@ TEST_CASE("mask: rows of packed documents have the targets and counts of brute f
   for (const bool last : {false, true}) {
     Masked all = random_masked(20000, 30, last ? 5 : 6);
     for (size_t i = 0; i < all.tokens.size(); ++i)  // no empty documents, and tokens that show their position
-      if (all.tokens[i] != kEot || (i > 0 && all.tokens[i - 1] == kEot)) all.tokens[i] = 100 + static_cast<int32_t>(i);
+      if (all.tokens[i] != kEndOfText || (i > 0 && all.tokens[i - 1] == kEndOfText))
+        all.tokens[i] = 100 + static_cast<int32_t>(i);
     const MaskedShards shards(all, 7001, last ? "last" : "first");
     const auto source = shards.open(0).train;
     const RowOptions options = {.seq_len = T, .max_documents = 8, .seed = 3, .within = true};
@@ -185,7 +186,7 @@ TEST_CASE("mask: rows of packed documents have the targets and counts of brute f
       row.begins.push_back(T);
       for (size_t d = 0; d + 1 < row.begins.size(); ++d) {
         const auto begin = tokens.begin() + row.begins[d], end = tokens.begin() + row.begins[d + 1];
-        const auto known = std::find_if(begin, end, [](int32_t token) { return token != kEot; });
+        const auto known = std::find_if(begin, end, [](int32_t token) { return token != kEndOfText; });
         if (known == end) continue;  // nothing to check: padding, or a document with only its separator left
         std::vector<int64_t> positions;
         for (auto at = begin; at != end; ++at) positions.push_back(*known - 100 + (at - known));

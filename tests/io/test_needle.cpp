@@ -59,7 +59,7 @@ const std::string kSmall =
     "data.needle_questions=2 --set model.init_std=0.1 --set "
     "train.steps=20 --set train.warmup_steps=10 --set log.every=1 ";
 
-Outcome run_ok(const std::string& args) {
+Outcome succeed(const std::string& args) {
   const Outcome outcome = run_program(args);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -294,21 +294,21 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   const std::string run = folder.file("run"), rest = folder.file("rest");
   const std::string train =
       "train " + kSmall + "--set model.tie_embeddings=false --set train.save_every=10 --set train.eval_every=10 ";
-  run_ok(train + "--set log.out_dir=" + run);
+  succeed(train + "--set log.out_dir=" + run);
   const std::string csv = read_text(run + "/training.csv");
   const double first_loss = std::stod(csv.substr(csv.find("\n1,") + 3));
   CHECK(first_loss == Approx(std::log(25.0)).margin(0.4));  // the loss is the mean over the 12 positions with a target
-  run_ok(train + "--set log.out_dir=" + rest + " --resume " + run + "/checkpoints/step_10");
+  succeed(train + "--set log.out_dir=" + rest + " --resume " + run + "/checkpoints/step_10");
   CHECK(read_text(run + "/model.safetensors") == read_text(rest + "/model.safetensors"));
 
   const std::string eval = "eval --needle --checkpoint " + run + " --samples 5 --depths 0,0.5,1 ";
-  const Outcome grid = run_ok(eval + "--lengths 16,64 --batch 2");
+  const Outcome grid = succeed(eval + "--lengths 16,64 --batch 2");
   for (const char* word : {"attention: nsa", "16", "64", "50%", "lowest"})
     CHECK(grid.output.find(word) != std::string::npos);
   CHECK(read_text(run + "/needle.svg").find("<svg xmlns=") == 0);
   const std::string table = read_text(run + "/needle.csv");
   CHECK(std::count(table.begin(), table.end(), '\n') == 7);
-  run_ok(eval + "--lengths 16 --batch 2");  // replaces its own files, and no other program's
+  succeed(eval + "--lengths 16 --batch 2");  // replaces its own files, and no other program's
   write_text(run + "/needle.csv", "length,thread\n");
   const Outcome theirs = run_program(eval + "--lengths 16");
   CHECK(theirs.exit_code == 1);
@@ -322,16 +322,16 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   const Outcome other = run_program("eval --needle --samples 5 --checkpoint " + run + "/other.safetensors");
   CHECK(other.exit_code == 1);
   CHECK(other.output.find("other.safetensors: tensor") != std::string::npos);
-  run_ok(eval + "--lengths 16,64 --batch 5 --out " + rest);
+  succeed(eval + "--lengths 16,64 --batch 5 --out " + rest);
   CHECK(read_text(rest + "/needle.csv") == table);  // the batch size does not change the result
-  const Json json = Json::parse(run_ok(eval + "--json").standard_output);
+  const Json json = Json::parse(succeed(eval + "--json").standard_output);
   CHECK(json["cells"].size() == 12);
-  run_ok(eval + "--task queries --lengths 5");  // no room for two questions, as many as this run has for each key
+  succeed(eval + "--task queries --lengths 5");  // no room for two questions, as many as this run has for each key
   // An unfinished run's grid is written to the run's folder, not to its checkpoint. If that folder is not writable,
   // nothing is measured.
   fs::remove(run + "/model.safetensors");
   for (const char* name : {"/needle.csv", "/needle.svg"}) fs::remove(run + name);
-  run_ok(eval + "--lengths 16,64");
+  succeed(eval + "--lengths 16,64");
   CHECK(read_text(run + "/needle.csv") == table);
   CHECK_FALSE(fs::exists(run + "/checkpoints/step_20/needle.csv"));
   write_text(folder.file("a_file"), "");
@@ -345,8 +345,8 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   CHECK(taken.output.find("taken/needle.svg is a folder") != std::string::npos);
   CHECK(taken.output.find("lowest") == std::string::npos);
   CHECK(std::distance(fs::directory_iterator(folder.file("taken")), {}) == 1);
-  run_ok("report " + run + " --vs " + rest);
-  run_ok("report " + run);
+  succeed("report " + run + " --vs " + rest);
+  succeed("report " + run);
   // A report does not replace a pipe or a device.
   REQUIRE(::mkfifo(folder.file("pipe").c_str(), 0600) == 0);
   CHECK(run_program("report " + run + " --out " + folder.file("pipe")).exit_code == 1);
@@ -377,25 +377,25 @@ TEST_CASE("needle: train and eval take the config's task, or eval another, and e
   const TemporaryFolder folder;
   const std::string run = folder.file("run");
   const std::string sizes = "--set data.needle_pairs=2 --set data.needle_occurrences=5 ";
-  run_ok("train " + kSmall + sizes + "--set data.needle_task=variables --set train.steps=2 --set log.out_dir=" + run);
+  succeed("train " + kSmall + sizes + "--set data.needle_task=variables --set train.steps=2 --set log.out_dir=" + run);
   const std::string eval = "eval --needle --checkpoint " + run + " --samples 3 --depths 0,1 --lengths 40,64 ";
-  const Outcome own = run_ok(eval);
+  const Outcome own = succeed(eval);
   for (const char* word : {"task: variables", "lowest", "overall", "needle_variables.svg"})
     CHECK(own.output.find(word) != std::string::npos);
-  const Json json = Json::parse(run_ok(eval + "--json").standard_output);
+  const Json json = Json::parse(succeed(eval + "--json").standard_output);
   CHECK(json["task"] == "variables");
   CHECK(json.contains("overall"));
   CHECK(json["cells"].size() == 4);
-  CHECK(Json::parse(run_ok(eval + "--task counting --json").standard_output)["task"] == "counting");
-  run_ok(eval + "--task keys");
+  CHECK(Json::parse(succeed(eval + "--task counting --json").standard_output)["task"] == "counting");
+  succeed(eval + "--task keys");
   // Among the default lengths 8, 16, 32 and 64, only the last holds two questions about three-statement chains.
   const std::string at_begin = "eval --needle --checkpoint " + run + " --samples 1 --depths 0 --json";
-  CHECK(Json::parse(run_ok(at_begin).standard_output)["cells"].size() == 1);
+  CHECK(Json::parse(succeed(at_begin).standard_output)["cells"].size() == 1);
   for (const char* name : {"needle_variables.csv", "needle_counting.csv", "needle.csv", "needle_counting.svg"})
     CHECK(fs::exists(run + "/" + name));
   CHECK_FALSE(fs::exists(run + "/needle_copy.csv"));
-  run_ok(eval + "--task copy");  // one question, not the config's two
-  run_ok("report " + run);
+  succeed(eval + "--task copy");  // one question, not the config's two
+  succeed("report " + run);
   const std::string page = read_text(run + "/report.html");
   for (const char* words : {"Task variables answered, attention: nsa", "Task counting answered", "Needles recalled"})
     CHECK(page.find(words) != std::string::npos);
@@ -415,10 +415,10 @@ TEST_CASE("needle: a small model learns to recall from far outside its window", 
   const TemporaryFolder folder;
   const auto grid_of = [&](const std::string& attention, int steps) {
     const std::string run = folder.file(attention);
-    run_ok("train " + kSmall + "--set model.init_std=0.18 --set train.lr=5e-3 --set train.micro_batch_size=16 --set " +
-           "train.save_every=0 --set train.eval_every=0 --set model.attention=" + attention +
-           fmt::format(" --set train.steps={} --set log.out_dir={}", steps, run));
-    return Json::parse(run_ok("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json")
+    succeed("train " + kSmall + "--set model.init_std=0.18 --set train.lr=5e-3 --set train.micro_batch_size=16 --set " +
+            "train.save_every=0 --set train.eval_every=0 --set model.attention=" + attention +
+            fmt::format(" --set train.steps={} --set log.out_dir={}", steps, run));
+    return Json::parse(succeed("eval --needle --checkpoint " + run + " --samples 40 --batch 40 --lengths 32,64 --json")
                            .standard_output);
   };
   // The window branch covers 8 of 64 tokens, the selection 32 at most. A random guess is right one time in eight.

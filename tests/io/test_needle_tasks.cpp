@@ -25,7 +25,7 @@ const std::vector<NeedleKind> kNew = {NeedleKind::queries, NeedleKind::variables
                                       NeedleKind::copy};
 
 // The 100-token vocabulary: 33 keys, 33 value tokens, and hay, the last of which is the mark.
-bool is_key(int32_t token) { return token >= 1 && token <= 33; }
+bool is_task_key(int32_t token) { return token >= 1 && token <= 33; }
 bool is_value(int32_t token) { return token >= 34 && token <= 66; }
 constexpr int32_t kMark = 99;
 
@@ -65,7 +65,7 @@ Statements read_statements(NeedleKind kind, const Tokens& tokens, int64_t end) {
     const int32_t token = tokens[static_cast<size_t>(i)];
     if (kind == NeedleKind::variables) {
       if (tokens[static_cast<size_t>(i - 1)] == kMark) found.keys[token].push_back(i - 1);
-    } else if (is_key(token)) {
+    } else if (is_task_key(token)) {
       found.keys[token].push_back(i);
     }
     if (token == kMark) found.marks.push_back(i);
@@ -93,10 +93,10 @@ std::optional<Question> answer(const NeedleTask& task, const Tokens& tokens, con
       if (prompt[0] != kMark) return std::nullopt;
       for (int32_t name = prompt[1]; q.answer.empty();) {
         const std::vector<int64_t> at = places(name);
-        if (at.size() != 1 || !is_key(name)) return std::nullopt;
+        if (at.size() != 1 || !is_task_key(name)) return std::nullopt;
         q.statements.insert(q.statements.begin(), at[0]);
         name = tokens[static_cast<size_t>(at[0] + 2)];
-        if (!is_key(name)) take(at[0] + 2);
+        if (!is_task_key(name)) take(at[0] + 2);
       }
       break;
     }
@@ -177,11 +177,11 @@ int64_t check_sequence(const NeedleTask& task, const Tokens& tokens, const Token
   return questions[0].statements[0];
 }
 
-struct Sequence {
+struct TaskSequence {
   Tokens tokens, targets;
 };
-Sequence sequence_of(const TokenSource& source, int64_t number, int64_t T) {
-  Sequence s{Tokens(static_cast<size_t>(T)), Tokens(static_cast<size_t>(T))};
+TaskSequence task_sequence(const TokenSource& source, int64_t number, int64_t T) {
+  TaskSequence s{Tokens(static_cast<size_t>(T)), Tokens(static_cast<size_t>(T))};
   source.read_sequence(number * T, s.tokens, s.targets);
   return s;
 }
@@ -233,7 +233,7 @@ TEST_CASE("needle tasks: a probe's answers follow from its statements, and the n
       if (kind == NeedleKind::copy) {
         std::set<int32_t> tokens;
         for (const Tokens& span : answers) tokens.insert(span.begin(), span.end());
-        CHECK((is_key(*tokens.begin()) && *tokens.rbegin() > 66 && *tokens.rbegin() < kMark));
+        CHECK((is_task_key(*tokens.begin()) && *tokens.rbegin() > 66 && *tokens.rbegin() < kMark));
         CHECK(std::any_of(tokens.begin(), tokens.end(), is_value));
       }
     }
@@ -249,7 +249,7 @@ TEST_CASE("needle tasks: training sequences hold all needles at any depth, to th
     std::vector<int64_t> places;
     std::set<int64_t> asked;
     for (int64_t number = 0; number < 200; ++number) {
-      const Sequence s = sequence_of(*data.train, number, 400);
+      const TaskSequence s = task_sequence(*data.train, number, 400);
       places.push_back(check_sequence(task, s.tokens, s.targets, task.pairs, &asked));
     }
     if (kind == NeedleKind::variables) CHECK(asked == std::set<int64_t>{1, 2, 3});
@@ -262,12 +262,12 @@ TEST_CASE("needle tasks: training sequences hold all needles at any depth, to th
     CHECK(count(1, last / 4) >= 20);
     CHECK(count(last / 4, last / 2) >= 20);
     CHECK(count(last - 9, last) >= 15);
-    const Sequence s = sequence_of(*data.train, 3, 400);
-    CHECK(s.tokens != sequence_of(*data.val, 3, 400).tokens);
-    CHECK(s.tokens == sequence_of(*needle_data(task, 0).train, 3, 400).tokens);
+    const TaskSequence s = task_sequence(*data.train, 3, 400);
+    CHECK(s.tokens != task_sequence(*data.val, 3, 400).tokens);
+    CHECK(s.tokens == task_sequence(*needle_data(task, 0).train, 3, 400).tokens);
     NeedleTask fixed = task;
     fixed.depth = 0.5;
-    const Sequence middle = sequence_of(*needle_data(fixed, 0).train, 9, 400);
+    const TaskSequence middle = task_sequence(*needle_data(fixed, 0).train, 9, 400);
     CHECK(check_sequence(fixed, middle.tokens, middle.targets, task.pairs) ==
           1 + std::llround(0.5 * static_cast<double>(last - 1)));
 
@@ -277,7 +277,7 @@ TEST_CASE("needle tasks: training sequences hold all needles at any depth, to th
                    task.questions * (layout.prompt + layout.answer);
     const DataSplit dense = needle_data(task, 0);
     for (int64_t number = 0; number < 100; ++number) {
-      const Sequence row = sequence_of(*dense.train, number, task.seq_len);
+      const TaskSequence row = task_sequence(*dense.train, number, task.seq_len);
       check_sequence(task, row.tokens, row.targets, task.pairs, &asked);
     }
     --task.seq_len;
@@ -347,7 +347,7 @@ TEST_CASE("needle tasks: the sequences of keys are those of earlier versions", "
     const DataSplit data = needle_data(task, 0.1);
     for (const auto& source : {data.train, data.val})
       for (int64_t number = 0; number < 20; ++number) {
-        const Sequence s = sequence_of(*source, number, task.seq_len);
+        const TaskSequence s = task_sequence(*source, number, task.seq_len);
         add(s.tokens);
         add(s.targets);
       }

@@ -58,7 +58,7 @@ class Shards {
 
 Json data_of(const std::string& path) { return parse_json(read_file(path), path)["data"]; }
 
-Config config_of(const std::string& paths, const std::vector<std::string>& sets = {}) {
+Config shard_config(const std::string& paths, const std::vector<std::string>& sets = {}) {
   std::vector<std::string> all = {"data.kind=shards", "data.paths=" + paths, "model.vocab_size=512"};
   all.insert(all.end(), sets.begin(), sets.end());
   Config config = load_config(kTiny, all).config;
@@ -97,7 +97,7 @@ TEST_CASE("shard tokenizer: a run reads the tokenizer and the validation shards 
     CHECK(read_file(out + "/checkpoints/step_2/tokenizer.json") == read_file(shards.file("tokenizer.json")));
     run_ok(shards.train("run", paths, "--set train.steps=3 --set train.eval_every=2 --resume latest"));
   }
-  const auto split = open_data(config_of(shards.words()));
+  const auto split = open_data(shard_config(shards.words()));
   CHECK(split.train.size() == manifest["train"]["tokens"]);
   CHECK(split.val.size() == manifest["val"]["tokens"]);
   CHECK(split.warning.empty());
@@ -184,14 +184,14 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   const Shards shards;
   const std::string &words = shards.words(), val = words + "/val_000000.bin";
   using Paths = std::vector<std::string>;
-  CHECK(config_of(words).data.val_paths == Paths{words});
-  CHECK(config_of(words, {"data.val_paths=" + val}).data.val_paths == Paths{val});
+  CHECK(shard_config(words).data.val_paths == Paths{words});
+  CHECK(shard_config(words, {"data.val_paths=" + val}).data.val_paths == Paths{val});
   // The glob names all files, so all are for training, and the last tokens are held out.
-  CHECK(config_of(words + "/*.bin").data.val_paths.empty());
-  CHECK(config_of(val).data.val_paths.empty());
+  CHECK(shard_config(words + "/*.bin").data.val_paths.empty());
+  CHECK(shard_config(val).data.val_paths.empty());
   fs::create_directories(shards.file("links"));
   fs::create_symlink(words + "/train_000000.bin", shards.file("links/x.bin"));
-  const Config linked = config_of(shards.file("links/x.bin"));
+  const Config linked = shard_config(shards.file("links/x.bin"));
   CHECK(linked.data.tokenizer == fs::canonical(words).string() + "/tokenizer.json");
   CHECK(linked.data.val_paths == Paths{fs::canonical(words).string()});
 
@@ -201,15 +201,15 @@ TEST_CASE("shard tokenizer: which shards are for validation", "[data]") {
   Json manifest = parse_json(read_file(path), path);
   manifest.erase("tokenizer_files");
   write_text(path, manifest.dump());
-  CHECK(config_of(words).data.tokenizer == words + "/tokenizer.json");
+  CHECK(shard_config(words).data.tokenizer == words + "/tokenizer.json");
   fs::remove(words + "/tokenizer.json");
-  CHECK(config_of(words).data.tokenizer.empty());
+  CHECK(shard_config(words).data.tokenizer.empty());
   fs::remove(val);  // mimics a user who copied only the training shards
-  CHECK(config_of(words).data.val_paths.empty());
+  CHECK(shard_config(words).data.val_paths.empty());
   write_text(path, "{\"of\":\"another program\"}");
   CHECK(!read_manifest(words));
-  CHECK(config_of(words + "/*.bin").data.tokenizer.empty());
-  check_error([&] { config_of(words); }, {words, "folder"});
+  CHECK(shard_config(words + "/*.bin").data.tokenizer.empty());
+  check_error([&] { shard_config(words); }, {words, "folder"});
   fs::remove(path);
   CHECK(!read_manifest(words));
 }

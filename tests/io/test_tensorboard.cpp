@@ -12,14 +12,13 @@
 #include "io/tensorboard.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using namespace triad::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 std::string hex(const std::string& bytes) {
   std::string out;

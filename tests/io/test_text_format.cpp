@@ -23,7 +23,7 @@ using namespace std::literals;
 namespace {
 
 // "text", "jsonl", "shard", or why the file is refused.
-std::string held_by(const std::string& path, TextFormat format = TextFormat::automatic) {
+std::string text_held_by(const std::string& path, TextFormat format = TextFormat::automatic) {
   try {
     const Content content = content_of(path, format);
     return content == Content::text ? "text" : content == Content::jsonl ? "jsonl" : "shard";
@@ -171,7 +171,7 @@ TEST_CASE("text format: content and name decide, in any compression", "[data]") 
          {std::pair{""s, row.bytes}, {".gz"s, gzip(row.bytes)}, {".zst"s, zstd(row.bytes)}}) {
       const std::string path = folder.file(row.name + suffix);
       write_text(path, bytes);
-      const std::string found = held_by(path);
+      const std::string found = text_held_by(path);
       INFO(path << ": " << printable(row.bytes.substr(0, 60)) << "\n" << found);
       if (row.expected == "text" || row.expected == "jsonl") {
         CHECK(found == row.expected);
@@ -191,7 +191,7 @@ TEST_CASE("text format: what was compressed twice is refused", "[data]") {
       for (const std::string& twice : {gzip(once), zstd(once)}) {
         write_text(folder.file(name), twice);
         for (const TextFormat format : {TextFormat::automatic, TextFormat::text, TextFormat::jsonl})
-          CHECK(has(held_by(folder.file(name), format), "compressed twice"));
+          CHECK(has(text_held_by(folder.file(name), format), "compressed twice"));
       }
 }
 
@@ -199,7 +199,7 @@ TEST_CASE("text format: what --format says is taken, except what another program
   const TemporaryFolder folder;
   const auto held = [&](const std::string& bytes, TextFormat format) {
     write_text(folder.file("a.json"), bytes);
-    return held_by(folder.file("a.json"), format);
+    return text_held_by(folder.file("a.json"), format);
   };
   for (const std::string& bytes : {"[1]"s, "{}"s, "{\n}"s, tar(true), "\x01\x02\x03\x04\x05"s, "\x80\0\xff"s})
     CHECK(held(bytes, TextFormat::text) == "text");

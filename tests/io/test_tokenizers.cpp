@@ -24,7 +24,7 @@ using triad::test::tokenizer_of;
 namespace {
 
 // Returns random text with words, spaces, whole and truncated UTF-8 characters, and arbitrary bytes.
-std::string random_text(std::mt19937& random, size_t pieces) {
+std::string random_pieces(std::mt19937& random, size_t pieces) {
   const std::vector<std::string> kinds = {"the ",
                                           " tokenizer",
                                           "  ",
@@ -105,7 +105,7 @@ TEST_CASE("tokenizers: decoding restores every byte string, encoded whole or in 
     std::string bytes;
     for (int i = 0; i < 256; ++i) bytes += static_cast<char>(i);
     for (int i = 0; i < 200; ++i) {
-      const std::string text = i == 0 ? bytes : random_text(random, 1 + random() % 60);
+      const std::string text = i == 0 ? bytes : random_pieces(random, 1 + random() % 60);
       const std::vector<int32_t> tokens = tokenizer->encode(text);
       CHECK(tokenizer->decode(tokens) == text);
       // The text is encoded in parts. Tokens that append_prefix appends are final, and it consumes some text if it is

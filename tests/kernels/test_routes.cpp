@@ -15,6 +15,7 @@
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/config/load_config.h"
 #include "train/run/memory_plan.h"
 #include "train/step/train_step.h"
@@ -23,8 +24,6 @@ using namespace triad;
 using namespace triad::test;
 
 namespace {
-
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 KernelChoices choices(const std::string& value) {
   return load_config(kTiny, {"runtime.kernels=" + value}).config.runtime.kernels;

@@ -9,6 +9,7 @@
 #include "kernels/nsa/stats.h"
 #include "tests/support/model_fixture.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/config/load_config.h"
 #include "train/inference.h"
 #include "train/run/memory_plan.h"
@@ -19,7 +20,6 @@ using namespace triad::test;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 using F = NsaStats::Field;
 
 // One forward pass's gates [3,B,T,Hkv] and lists [B,T,Hkv,n], on the host.

@@ -10,14 +10,13 @@
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/inference.h"
 
 using namespace triad;
 using namespace triad::test;
 
 namespace {
-
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 double largest(const std::vector<double>& v) {
   double most = 0;

@@ -173,9 +173,9 @@ std::vector<int64_t> sample_indices(int64_t n, int64_t count, const Philox& rand
 }
 
 // The loss whose finite differences are compared with gradients: <dout, out> summed over the outputs.
-class Loss {
+class CaseLoss {
  public:
-  explicit Loss(OpRun& run) : run_(run) {
+  explicit CaseLoss(OpRun& run) : run_(run) {
     const auto& slots = run.slots();
     for (size_t s = 0; s < slots.size(); ++s)
       if (slots[s].arg->role == ArgRole::output && slots[s].gradient) dout_.push_back(s);
@@ -220,7 +220,7 @@ std::vector<GradientError> gradient_errors(const OpCase& c, uint64_t seed) {
   constexpr int64_t kSamples = 24;
   OpRun run(c, {.device = Device::cpu(), .dtype = DType::f64, .seed = seed});
   run.run();
-  Loss loss(run);
+  CaseLoss loss(run);
   const double noise = loss.rounding_noise(loss.outputs()) / kStep;
   std::vector<GradientError> errors;
   for (size_t s = 0; s < run.slots().size(); ++s) {

@@ -112,7 +112,7 @@ bool read_outputs(PipeFrom& out, PipeFrom& err, Outcome& outcome, const Deadline
     for (PipeFrom* pipe : {&out, &err}) {
       if (ready[pipe == &err].revents == 0) continue;
       char buffer[4096];
-      const ssize_t n = read(pipe->read_end.get(), buffer, sizeof buffer);
+      const ssize_t n = ::read(pipe->read_end.get(), buffer, sizeof buffer);
       if (n <= 0) {
         pipe->read_end.reset();
         continue;

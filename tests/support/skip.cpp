@@ -11,16 +11,16 @@
 namespace triad::test {
 
 namespace {
-int count = 0;
+int skipped_so_far = 0;
 }  // namespace
 
 bool skip(const std::string& reason) {
   std::printf("SKIPPED: %s\n", reason.c_str());
-  ++count;
+  ++skipped_so_far;
   return false;
 }
 
-int skips() { return count; }
+int skips() { return skipped_so_far; }
 
 bool require_gpu() { return backend::cuda_device_count() > 0 || skip("no GPU (" + backend::why_no_cuda() + ")"); }
 

@@ -17,6 +17,8 @@ std::vector<std::string> lines(const std::string& path) {
   return out;
 }
 
+Json json_of(const std::string& path) { return parse_json(read_text(path), path); }
+
 void wait_for_rows(const std::string& folder, size_t rows) {
   for (int i = 0; i < 180000 && lines(folder + "/training.csv").size() < rows + 1; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

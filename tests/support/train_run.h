@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "io/json_config.h"
 #include "tests/support/program.h"
 
 namespace triad::test {
@@ -13,6 +14,7 @@ inline const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 std::string train_on(const std::string& out, const std::string& device, const std::string& more = "");
 
 std::vector<std::string> lines(const std::string& path);
+Json json_of(const std::string& path);
 // Waits until training.csv has this many rows, for three minutes at most.
 void wait_for_rows(const std::string& folder, size_t rows);
 

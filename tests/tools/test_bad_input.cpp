@@ -7,13 +7,12 @@
 #include "engine/with_cuda.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 // A command that must be refused: its arguments, its exit code, and words in its message.
 struct Refusal {
@@ -24,7 +23,7 @@ struct Refusal {
   std::string environment;
 };
 
-void check(const Refusal& r) {
+void check_refusal(const Refusal& r) {
   const Outcome outcome = run_program(r.args, r.environment);
   INFO(r.name << ": triad " << r.args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
   CHECK(outcome.exit_code == r.exit_code);
@@ -44,11 +43,11 @@ std::string shard_bytes(int32_t magic, int32_t version, int32_t count, const std
 TEST_CASE("bad input: a GPU is requested, but no NVIDIA driver is loaded", "[bad-input]") {
   if (fs::exists("/proc/driver/nvidia/version")) return void(skip("a driver is loaded"));
   const TemporaryFolder folder;
-  check({"no driver",
-         "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=" + folder.file("run"),
-         1,
-         {triad::backend::built_with_cuda() ? "no NVIDIA driver is loaded" : "this build has no CUDA"},
-         ""});
+  check_refusal({"no driver",
+                 "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=" + folder.file("run"),
+                 1,
+                 {triad::backend::built_with_cuda() ? "no NVIDIA driver is loaded" : "this build has no CUDA"},
+                 ""});
 }
 
 TEST_CASE("bad input: a build without CUDA plans no GPU's memory", "[bad-input]") {
@@ -61,8 +60,8 @@ TEST_CASE("bad input: a build without CUDA plans no GPU's memory", "[bad-input]"
     CHECK(has(outcome.output, on_gpu ? "\"device\": \"cuda" : "\"device\": \"cpu"));
   }
   if (triad::backend::built_with_cuda())
-    return check({"a plan for a GPU", plan + "cuda", 0, {"\"device\": \"cuda"}, ""});
-  check({"no plan for a GPU", plan + "cuda", 2, {"runtime.device is cuda", "this build has no CUDA"}, ""});
+    return check_refusal({"a plan for a GPU", plan + "cuda", 0, {"\"device\": \"cuda"}, ""});
+  check_refusal({"no plan for a GPU", plan + "cuda", 2, {"runtime.device is cuda", "this build has no CUDA"}, ""});
 }
 
 TEST_CASE("bad input: configs and options", "[bad-input]") {
@@ -217,7 +216,7 @@ TEST_CASE("bad input: configs and options", "[bad-input]") {
        ""},
       {"unknown device", "grads --checkpoint x --tokens x --batch 1 --seq 1 --out x --device tpu", 2, {"tpu"}, ""},
   };
-  for (const Refusal& r : refusals) check(r);
+  for (const Refusal& r : refusals) check_refusal(r);
   CHECK(!fs::exists(folder.file("run")));
 }
 
@@ -286,7 +285,7 @@ TEST_CASE("bad input: data", "[bad-input]") {
        {"data.val_fraction", "49"},
        ""},
   };
-  for (const Refusal& r : refusals) check(r);
+  for (const Refusal& r : refusals) check_refusal(r);
   CHECK(!fs::exists(folder.file("run")));
 }
 
@@ -351,20 +350,20 @@ TEST_CASE("bad input: checkpoints and folders", "[bad-input]") {
       {"too few tokens", grads + " --seq 40 --checkpoint " + init, 1, {"tokens.bin", "40", "41"}, ""},
       {"inspect a text file", "inspect " + folder.file("file"), 0, {folder.file("file"), "text: 1 document"}, ""},
   };
-  for (const Refusal& r : refusals) check(r);
+  for (const Refusal& r : refusals) check_refusal(r);
   CHECK(read_text(folder.file("file")) == "in the way");
   CHECK(!fs::exists(folder.file("g.safetensors")));
 
   write_text(run + "/.HALT", "");
-  check({"stale .HALT", train + " --resume latest --set train.steps=8", 1, {".HALT"}, ""});
+  check_refusal({"stale .HALT", train + " --resume latest --set train.steps=8", 1, {".HALT"}, ""});
   fs::remove(run + "/.HALT");
   // A folder with a truncated state.json is not accepted as a checkpoint; the message names the file.
   write_text(run + "/checkpoints/step_4/state.json", "{\"step\": ");
-  check({"cut state.json",
-         train + " --resume " + run + "/checkpoints/step_4 --set train.steps=8",
-         1,
-         {"state.json"},
-         ""});
+  check_refusal({"cut state.json",
+                 train + " --resume " + run + "/checkpoints/step_4 --set train.steps=8",
+                 1,
+                 {"state.json"},
+                 ""});
 }
 
 TEST_CASE("bad input: sizes that are valid individually, and whose product overflows", "[bad-input]") {
@@ -377,11 +376,12 @@ TEST_CASE("bad input: sizes that are valid individually, and whose product overf
                     run = " --set runtime.device=cpu --set log.out_dir=" + folder.file("run");
   const std::vector<std::string> too_many = {"micro_batch_size is 1048576", "seq_len 16777216",
                                              "17592186044416 tokens"};
-  check({"tokens, plan", "plan " + tokens, 2, too_many, ""});
-  check({"tokens, train", "train " + tokens + run, 2, too_many, ""});
-  check({"parameters, plan", "plan " + parameters, 2, {"model.dim is 1048576", "vocab_size 100000000"}, ""});
-  check({"parameters, train", "train " + parameters + run, 2, {"model.dim is 1048576"}, ""});
-  check({"tokens of a step", "plan " + steps, 2, {"accumulate_grad_batches 1048576 on 1048576 ranks", "2^63"}, ""});
+  check_refusal({"tokens, plan", "plan " + tokens, 2, too_many, ""});
+  check_refusal({"tokens, train", "train " + tokens + run, 2, too_many, ""});
+  check_refusal({"parameters, plan", "plan " + parameters, 2, {"model.dim is 1048576", "vocab_size 100000000"}, ""});
+  check_refusal({"parameters, train", "train " + parameters + run, 2, {"model.dim is 1048576"}, ""});
+  check_refusal(
+      {"tokens of a step", "plan " + steps, 2, {"accumulate_grad_batches 1048576 on 1048576 ranks", "2^63"}, ""});
   CHECK(!fs::exists(folder.file("run")));
   triad::Arena arena = triad::Arena::planned(triad::Device::cpu());
   check_error([&] { arena.alloc(triad::MemTag::io, "vast", triad::DType::f32, {int64_t{1} << 61}); },
@@ -400,13 +400,13 @@ TEST_CASE("bad input: full disk and unwritable folder", "[bad-input]") {
   CHECK(limited.exit_code != 0);
   CHECK(limited.output.find("model.safetensors") != std::string::npos);
   CHECK(!fs::exists(folder.file("init/model.safetensors")));
-  check({"unwritable folder", "init " + kTiny + " --out /proc/triad", 1, {"/proc/triad"}, ""});
+  check_refusal({"unwritable folder", "init " + kTiny + " --out /proc/triad", 1, {"/proc/triad"}, ""});
 }
 
 TEST_CASE("bad input: a GPU is requested, but there is none", "[bad-input]") {
-  check({"no GPU",
-         "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=/tmp/triad-no-gpu",
-         1,
-         {"runtime.device", "cuda"},
-         "CUDA_VISIBLE_DEVICES=''"});
+  check_refusal({"no GPU",
+                 "train " + kTiny + " --set runtime.device=cuda --set log.out_dir=/tmp/triad-no-gpu",
+                 1,
+                 {"runtime.device", "cuda"},
+                 "CUDA_VISIBLE_DEVICES=''"});
 }

@@ -13,10 +13,12 @@
 #include "model/flops.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/monitor/telemetry.h"
 #include "train/step/train_step.h"
 
 using namespace triad;
+using triad::test::kTiny;
 using triad::test::Outcome;
 using triad::test::read_text;
 using triad::test::run_program;
@@ -25,7 +27,6 @@ using triad::test::write_text;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kAttention = "bench attention --device cpu --shapes 1x40x4x2x8 ";
 
 void check(const std::string& args, int exit_code, const std::vector<std::string>& words) {
@@ -161,11 +162,16 @@ TEST_CASE("bench: dense attention and steps", "[bench]") {
   REQUIRE(rows.size() == 2);
   const Json& row = rows[1];
   CHECK(std::abs(row["tokens_per_s"].get<double>() * row["us"].get<double>() - 2 * 48e6) < 1);
-  check("bench step " + kTiny + " --steps 1 --warm-up 0 --set runtime.device=cpu --set nsa.selector=index --set "
-        "nsa.select_every=2 --set train.lora.rank=2 --append " + kept, 0,
-        {"tiny 2x48 nsa, index, select_every 2, lora 2: "});
-  check("bench step " + kTiny + " --steps 1 --warm-up 0 --set runtime.device=cpu --set runtime.matmul_dtype=fp8 --set "
-        "runtime.fp8_weight_grads=true --append " + kept, 0, {"tiny 2x48 nsa, fp8 weight grads: "});
+  check("bench step " + kTiny +
+            " --steps 1 --warm-up 0 --set runtime.device=cpu --set nsa.selector=index --set "
+            "nsa.select_every=2 --set train.lora.rank=2 --append " +
+            kept,
+        0, {"tiny 2x48 nsa, index, select_every 2, lora 2: "});
+  check("bench step " + kTiny +
+            " --steps 1 --warm-up 0 --set runtime.device=cpu --set runtime.matmul_dtype=fp8 --set "
+            "runtime.fp8_weight_grads=true --append " +
+            kept,
+        0, {"tiny 2x48 nsa, fp8 weight grads: "});
   const std::string named = folder.file("named.jsonl");  // CONFIG in the environment names the config
   for (const char* verb :
        {"step --steps 1 --warm-up 0", "prefill --lengths 20 --runs 1", "decode --lengths 20 --runs 1"}) {

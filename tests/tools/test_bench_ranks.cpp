@@ -74,7 +74,7 @@ std::map<std::string, std::vector<Moved>> bytes_of(const Json& exchanges) {
 }
 
 // The JSON object in a program's output.
-Json json_of(const Outcome& outcome) {
+Json json_line(const Outcome& outcome) {
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   return parse_json(outcome.standard_output, "the output");
@@ -89,7 +89,7 @@ TEST_CASE("bench: steps of ranks that share sequences list what each rank exchan
       kTiny +
       " --json --set runtime.device=cpu --set dist.context=2 --set dist.zero=1 --set runtime.recompute=block --set "
       "train.accumulate_grad_batches=3 ";
-  const Json out = json_of(
+  const Json out = json_line(
                  run_ranks(2, "bench step " + config + "--steps 2 --warm-up 0 --append " + folder.file("kept.jsonl"))),
              row = out["results"][0];
   CHECK(row["case"] == "tiny 2x48 nsa x3 on 2 ranks, context 2, zero 1");
@@ -115,7 +115,7 @@ TEST_CASE("bench: steps of ranks that share sequences list what each rank exchan
   for (const Json& e : row["exchanges"])
     for (const Json& rank : e["ranks"]) CHECK(rank["exposed_us"].get<double>() > 0);
 
-  const Json plan = json_of(run_program("plan " + config + "--ranks 2"))["context"];
+  const Json plan = json_line(run_program("plan " + config + "--ranks 2"))["context"];
   CHECK(bytes_of(plan["exchanges"]) == expected);
   double most = 0;
   for (const auto& [kind, ranks] : expected) {
@@ -152,7 +152,7 @@ TEST_CASE("bench: steps of several ranks list each rank's exposed exchange", "[b
 TEST_CASE("bench: the attention of ranks that share a sequence is compared with one process's", "[bench]") {
   if (!require_mpirun()) return;
   // Each rank writes to stderr too, as Open MPI 5 does.
-  const Json rows = json_of(
+  const Json rows = json_line(
       run_command(mpirun(2) + "sh -c 'echo btl_tcp: noise >&2; exec " TRIAD_PROGRAM
                               " bench attention --context 2 --device cpu --json --shapes 1x40x4x2x8 --l 8 --d 4 "
                               "--l-sel 8 --w 16'"))["results"];

@@ -17,7 +17,7 @@ using namespace triad::test;
 
 namespace {
 
-double loss_at(int64_t position) { return 1 + 0.5 * std::sin(static_cast<double>(position)); }
+double position_loss(int64_t position) { return 1 + 0.5 * std::sin(static_cast<double>(position)); }
 
 Json eval_json(const std::string& args) {
   const Outcome outcome = run_program("eval --device cpu --json " + args);
@@ -38,13 +38,13 @@ TEST_CASE("eval: ranges of positions double, and count from a document's beginni
       std::vector<int64_t> count(6);
       for (int64_t i = 0; i < index.size; ++i) {
         if (i % 7 == 3) continue;  // a token without a target
-        losses.add(i, loss_at(i));
+        losses.add(i, position_loss(i));
         int64_t seen = i % T;
         for (const int64_t begin : index.begins)
           if (within && begin <= i) seen = std::min(seen, i - begin);
         size_t range = 0;
         for (int64_t end = 2048; seen >= end; end *= 2) ++range;
-        sum[range] += loss_at(i), ++count[range];
+        sum[range] += position_loss(i), ++count[range];
       }
       const Json json = losses.json();
       size_t at = 0;

@@ -16,6 +16,7 @@
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using triad::test::bpe_tokenizer_json;
@@ -23,7 +24,9 @@ using triad::test::check_error;
 using triad::test::count_files;
 using triad::test::has;
 using triad::test::HuggingFaceFolder;
+using triad::test::json_of;
 using triad::test::kBpeTokens;
+using triad::test::kTiny;
 using triad::test::Outcome;
 using triad::test::read_text;
 using triad::test::run_ok;
@@ -35,10 +38,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kPython = TRIAD_SOURCE_DIR "/tools/huggingface/";
-
-Json json_of(const std::string& path) { return parse_json(read_text(path), path); }
 
 // A checkpoint with fresh weights for configs/tiny.json with changes, and the folder to which it is exported.
 struct Exported {

@@ -16,17 +16,17 @@
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
+using triad::test::kTiny;
 using triad::test::Outcome;
 using triad::test::run_program;
 using triad::test::TemporaryFolder;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
-std::string init(const TemporaryFolder& folder) {
+std::string init_tiny(const TemporaryFolder& folder) {
   REQUIRE(run_program("init " + kTiny + " --out " + folder.file("fresh")).exit_code == 0);
   return "generate --device cpu --checkpoint " + folder.file("fresh") + " ";
 }
@@ -41,7 +41,7 @@ std::string printed(const std::string& args) {
 
 TEST_CASE("generate: a text on the CPU is the same alone and in a batch, and depends on the seed", "[generate]") {
   const TemporaryFolder folder;
-  const std::string generate = init(folder);
+  const std::string generate = init_tiny(folder);
   const std::string greedy = " --tokens 20 --temperature 0";
   const std::string one = printed(generate + "--prompt one" + greedy),
                     longer = printed(generate + "--prompt longer" + greedy);
@@ -53,7 +53,7 @@ TEST_CASE("generate: a text on the CPU is the same alone and in a batch, and dep
 
 TEST_CASE("generate: a text continues past its context, and ends at a stop token", "[generate]") {
   const TemporaryFolder folder;
-  const std::string fresh = init(folder) + "--temperature 0 ", generate = fresh + "--prompt abc ";
+  const std::string fresh = init_tiny(folder) + "--temperature 0 ", generate = fresh + "--prompt abc ";
   const std::string text = printed(generate + "--tokens 12");
   // 3 prompt bytes, 12 one-byte tokens (none ends the text), and a line feed.
   REQUIRE(text.size() == 3 + 12 + 1);
@@ -71,7 +71,7 @@ TEST_CASE("generate: a text continues past its context, and ends at a stop token
 
 TEST_CASE("generate: a text ends before a stop text, which may be several tokens", "[generate]") {
   const TemporaryFolder folder;
-  const std::string fresh = init(folder), generate = fresh + "--prompt abc --temperature 0 --tokens 12 ";
+  const std::string fresh = init_tiny(folder), generate = fresh + "--prompt abc --temperature 0 --tokens 12 ";
   const auto quoted = [](const std::string& text) {
     return "--stop=$'" + [&] {
       std::string escaped;
@@ -132,7 +132,7 @@ TEST_CASE("generate: a text whose cache is full goes on after its last half", "[
 
 TEST_CASE("generate: no tokens, and tokens that the tokenizer lacks", "[generate]") {
   const TemporaryFolder folder;
-  const std::string fresh = init(folder);
+  const std::string fresh = init_tiny(folder);
   CHECK(printed(fresh + "--prompt abc --tokens 0") == "abc\n");
   CHECK(printed(fresh + "--prompt-ids 1,2 --prompt b --tokens 0") == "b\n---\n1,2\n");
   CHECK(parse_json(printed(fresh + "--prompt abc --tokens 0 --json"), "generate") ==

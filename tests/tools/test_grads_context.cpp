@@ -29,7 +29,7 @@ std::string command(const TemporaryFolder& folder, const Problem& p, const std::
 }
 
 // Compares all tensors on p.ranks ranks with one process's.
-void check(const Problem& p) {
+void check_problem(const Problem& p) {
   INFO(p.name << ": " << p.ranks << " ranks, " << p.batch << " x " << p.seq << " tokens " << p.keys);
   const TemporaryFolder folder;
   // Freshly initialized gates have no gradient in their first matrix.
@@ -99,7 +99,7 @@ TEST_CASE("context: ranks that share a sequence compute what one process does", 
        {0, 14, 17, 61}},
       {"a window alone, longer than a run", 2, 2, 47, "--set nsa.branches=win --set nsa.w=30", {}},
       {"runs of padding alone", 4, 1, 17, "", {}}};
-  for (const Problem& p : problems) check(p);
+  for (const Problem& p : problems) check_problem(p);
 }
 
 TEST_CASE("context: numbers of ranks that do not fit are refused with their values", "[dist]") {

@@ -9,6 +9,7 @@
 #include "tests/support/grads_run.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using namespace triad::test;
@@ -18,7 +19,6 @@ namespace {
 
 using Bounds = std::vector<int32_t>;
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 constexpr int64_t kSeq = 48;
 
 // An initialized model and a token shard, with the command that runs both.

@@ -18,26 +18,26 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kBatch = 2, kSeq = 48;
+constexpr int64_t kBatch = 2, kLength = 48;
 
 // A model and two token shards.
-struct Setup {
+struct ListsSetup {
   TemporaryFolder folder;
   std::string lists = folder.file("lists.safetensors"), out = folder.file("out.safetensors");
 
-  Setup() {
+  ListsSetup() {
     REQUIRE(run_program("init " + kTiny + " --out " + folder.file("init")).exit_code == 0);
     for (const int32_t factor : {1, 3}) {
       std::vector<int32_t> tokens;
-      for (int32_t i = 0; i < kBatch * (kSeq + 1); ++i) tokens.push_back((factor * i * i + 3 * i + 5) % 256);
+      for (int32_t i = 0; i < kBatch * (kLength + 1); ++i) tokens.push_back((factor * i * i + 3 * i + 5) % 256);
       write_shard(folder.file(factor == 1 ? "one.bin" : "two.bin"), tokens);
     }
   }
   Outcome grads(const std::string& shard, const std::string& to, const std::string& more = "",
                 int64_t batch = kBatch) const {
     return run_program("grads --device cpu --checkpoint " + folder.file("init") + " --tokens " + folder.file(shard) +
-                       " --batch " + std::to_string(batch) + " --seq " + std::to_string(kSeq) + " --out " + to + " " +
-                       more);
+                       " --batch " + std::to_string(batch) + " --seq " + std::to_string(kLength) + " --out " + to +
+                       " " + more);
   }
 };
 
@@ -69,7 +69,7 @@ void write_lists(const std::string& path, const File& file, DType dtype = DType:
 }  // namespace
 
 TEST_CASE("grads: --lists attends to the lists of a file", "[tools]") {
-  const Setup s;
+  const ListsSetup s;
   const std::string f64 = "--dtype f64 ", with = " --lists " + s.lists;
   require_ok(s.grads("one.bin", s.lists, f64));
   require_ok(s.grads("one.bin", s.out, f64 + with));
@@ -94,7 +94,7 @@ TEST_CASE("grads: --lists attends to the lists of a file", "[tools]") {
 }
 
 TEST_CASE("grads: --lists counts blocks from the document's first token", "[tools]") {
-  const Setup s;
+  const ListsSetup s;
   write_bounds(s.folder.file("bounds.i32"), {0, 7, 30, 31, 48});
   const std::string documents = "--dtype f64 --documents " + s.folder.file("bounds.i32");
   require_ok(s.grads("one.bin", s.lists, documents, 1));
@@ -110,7 +110,7 @@ TEST_CASE("grads: --lists counts blocks from the document's first token", "[tool
 }
 
 TEST_CASE("grads: files whose lists do not fit are refused with the value", "[tools]") {
-  const Setup s;
+  const ListsSetup s;
   require_ok(s.grads("one.bin", s.lists));
   const SafetensorsFile source(s.lists);
   File good;

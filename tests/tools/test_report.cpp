@@ -8,14 +8,13 @@
 #include "io/json_config.h"
 #include "tests/support/report_page.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using namespace triad::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 std::string train(const std::string& out, const std::string& more = "") {
   const Outcome outcome =

@@ -10,15 +10,14 @@
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using namespace triad::test;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
-Outcome run_ok(const std::string& args) {
+Outcome succeed(const std::string& args) {
   const Outcome outcome = run_program(args);
   INFO(args << "\n" << outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -40,9 +39,9 @@ struct Trained {
     std::string text;
     for (int i = 0; i < 100; ++i) text += fmt::format("{} sheep and {} goats; ", i * i, i);
     write_text(folder.file("corpus"), text);
-    run_ok("train " + kTiny + " --set runtime.device=cpu --set data.kind=text --set 'data.paths=[\"" +
-           folder.file("corpus") +
-           "\"]' --set train.lr=0.01 --set train.steps=40 --set log.out_dir=" + folder.file("run"));
+    succeed("train " + kTiny + " --set runtime.device=cpu --set data.kind=text --set 'data.paths=[\"" +
+            folder.file("corpus") +
+            "\"]' --set train.lr=0.01 --set train.steps=40 --set log.out_dir=" + folder.file("run"));
   }
 
   std::vector<Json> score(const std::vector<std::pair<std::string, std::string>>& pairs, const std::string& more = "") {
@@ -50,7 +49,8 @@ struct Trained {
     for (const auto& [context, continuation] : pairs)
       lines += Json({{"context", context}, {"continuation", continuation}}).dump() + "\n";
     write_text(folder.file("requests.jsonl"), lines);
-    return json_lines(run_ok("score" + from + "--jsonl " + folder.file("requests.jsonl") + " " + more).standard_output);
+    return json_lines(
+        succeed("score" + from + "--jsonl " + folder.file("requests.jsonl") + " " + more).standard_output);
   }
 };
 
@@ -65,7 +65,7 @@ TEST_CASE("score: log-probabilities over a text sum to eval's loss, for any wind
   for (const char* seq : {"", "--seq 7 ", "--seq 1000 "}) {
     INFO(seq);
     const Json evaluated =
-        parse_json(run_ok("eval --json" + t.from + seq + "--data " + t.folder.file("text")).standard_output, "eval");
+        parse_json(succeed("eval --json" + t.from + seq + "--data " + t.folder.file("text")).standard_output, "eval");
     const Json scored = t.score({{"", text}}, seq).at(0);
     CHECK(scored["tokens"] == text.size());
     CHECK(evaluated["positions"] == text.size());
@@ -130,9 +130,9 @@ TEST_CASE("score: white space at the end of a context is scored, and a long cont
 
 TEST_CASE("score: the greedy continuation is that of generate at temperature 0", "[score]") {
   Trained t;
-  const Json generated =
-      parse_json(run_ok("generate --json --temperature 0 --tokens 6" + t.from + "--prompt 'Once upon'").standard_output,
-                 "generate");
+  const Json generated = parse_json(
+      succeed("generate --json --temperature 0 --tokens 6" + t.from + "--prompt 'Once upon'").standard_output,
+      "generate");
   CHECK(generated["prompt"] == "Once upon");
   REQUIRE(generated["tokens"].size() == 6);
   CHECK(generated["stopped"] == false);
@@ -147,7 +147,7 @@ TEST_CASE("score: the greedy continuation is that of generate at temperature 0",
   // A last token that is the most likely one, after one that is not; another request shares the window.
   const std::string wrong = greedy[0] == 'q' ? "p" : "q";
   const std::string next =
-      parse_json(run_ok("generate --json --temperature 0 --tokens 1" + t.from + "--prompt 'Once upon" + wrong + "'")
+      parse_json(succeed("generate --json --temperature 0 --tokens 1" + t.from + "--prompt 'Once upon" + wrong + "'")
                      .standard_output,
                  "generate")["text"];
   const std::vector<Json> shared =
@@ -170,7 +170,7 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
   const Outcome full = run_command(TRIAD_PROGRAM " " + score + t.folder.file("good") + " > /dev/full");
   CHECK(full.exit_code == 1);
   CHECK(has(full.output, "standard output cannot be written: No space left on device"));
-  CHECK(run_ok(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
+  CHECK(succeed(score + t.folder.file("good") + " --out " + t.folder.file("out")).output.empty());
   CHECK(read_text(t.folder.file("out")) == piped.standard_output);
   // A line that is no request has an error in its place, and the others have their results.
   const auto refused = [&](const std::string& line, const std::string& words) {
@@ -234,7 +234,7 @@ TEST_CASE("score: standard input and output, files, and malformed lines", "[scor
              "\r\n\u2028\r\n"
              R"({"context": "", "continuation": "c"})"
              "\n\n");
-  CHECK(run_ok(score + t.folder.file("blank")).standard_output == piped.standard_output);
+  CHECK(succeed(score + t.folder.file("blank")).standard_output == piped.standard_output);
 }
 
 TEST_CASE("score: a continuation that joins the context's last token is encoded alone", "[score]") {
@@ -242,8 +242,8 @@ TEST_CASE("score: a continuation that joins the context's last token is encoded 
   const Json file = parse_json(bpe_tokenizer_json(), "tokenizer");
   write_text(folder.file("tokenizer.json"), file.dump());
   const std::string checkpoint = folder.file("checkpoint");
-  run_ok("init " + kTiny + " --set model.vocab_size=512 --set data.tokenizer=" + folder.file("tokenizer.json") +
-         " --out " + checkpoint);
+  succeed("init " + kTiny + " --set model.vocab_size=512 --set data.tokenizer=" + folder.file("tokenizer.json") +
+          " --out " + checkpoint);
   // Two halves of a token made of letters.
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(folder.file("tokenizer.json"));
   std::string word;
@@ -256,7 +256,7 @@ TEST_CASE("score: a continuation that joins the context's last token is encoded 
   write_text(folder.file("requests"), Json({{"context", begin}, {"continuation", end}}).dump() + "\n" +
                                           Json({{"context", "x"}, {"continuation", " y"}}).dump() + "\n");
   const std::vector<Json> scored = json_lines(
-      run_ok("score --device cpu --checkpoint " + checkpoint + " --jsonl " + folder.file("requests")).standard_output);
+      succeed("score --device cpu --checkpoint " + checkpoint + " --jsonl " + folder.file("requests")).standard_output);
   REQUIRE(scored.size() == 2);
   CHECK(scored[0]["tokens"] == tokenizer->encode(end).size());
   CHECK(scored[0]["logprob"].get<double>() < 0);
@@ -317,7 +317,7 @@ TEST_CASE("eval: --batches N evaluates the first N batches", "[score]") {
   write_text(t.folder.file("text"), text);
   write_text(t.folder.file("head"), text.substr(0, 2 * 3 * 20));
   const auto judge = [&](const std::string& more) {
-    return parse_json(run_ok("eval --json --batch 3 --seq 20" + t.from + more).standard_output, "eval");
+    return parse_json(succeed("eval --json --batch 3 --seq 20" + t.from + more).standard_output, "eval");
   };
   const Json first = judge("--batches 2 --data " + t.folder.file("text")),
              head = judge("--data " + t.folder.file("head"));
@@ -331,13 +331,13 @@ TEST_CASE("generate: prompts from files and standard input, weights by their fil
   const std::string generate = "generate --json --temperature 0 --tokens 4 --checkpoint ", run = t.folder.file("run"),
                     cpu = " --device cpu ";
   write_text(t.folder.file("a"), "two\nlines\n");
-  const std::string generated = run_ok(generate + run + cpu + "--prompt 'two\nlines'").standard_output;
-  CHECK(run_ok(generate + run + cpu + "--prompt-file " + t.folder.file("a")).standard_output == generated);
+  const std::string generated = succeed(generate + run + cpu + "--prompt 'two\nlines'").standard_output;
+  CHECK(succeed(generate + run + cpu + "--prompt-file " + t.folder.file("a")).standard_output == generated);
   CHECK(
       run_command("printf 'two\\nlines' | " TRIAD_PROGRAM " " + generate + run + cpu + "--prompt -").standard_output ==
       generated);
-  CHECK(run_ok(generate + run + "/model.safetensors" + cpu + "--prompt 'two\nlines'").standard_output == generated);
-  CHECK(json_lines(run_ok(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).standard_output)
+  CHECK(succeed(generate + run + "/model.safetensors" + cpu + "--prompt 'two\nlines'").standard_output == generated);
+  CHECK(json_lines(succeed(generate + run + cpu + "--prompt b --prompt-file " + t.folder.file("a")).standard_output)
             .at(1) == parse_json(generated, "generate"));
   CHECK(run_program(generate + run + cpu).exit_code == 2);
   // A weights file needs a config in its folder.
@@ -352,14 +352,14 @@ TEST_CASE("inspect: a folder of shards, with its manifest and without", "[score]
   const TemporaryFolder folder;
   for (const char* name : {"a", "b", "c"}) write_text(folder.file(name) + ".txt", std::string(100, *name));
   const std::string out = folder.file("shards");
-  run_ok("data --input '" + folder.file("*.txt") + "' --out " + out + " --shard-tokens 64");
-  const Outcome whole = run_ok("inspect " + out);
+  succeed("data --input '" + folder.file("*.txt") + "' --out " + out + " --shard-tokens 64");
+  const Outcome whole = succeed("inspect " + out);
   INFO(whole.output);
   for (const char* text : {"tokenizer: \"byte\"", "vocab_size: 256", "train: 2 documents, 202 tokens, 4 shards",
                            "val: 1 document, 101 tokens, 2 shards", "train_000000.bin", "6 shards, 303 tokens"})
     CHECK(has(whole.output, text));
   std::filesystem::remove(out + "/manifest.json");
-  CHECK(has(run_ok("inspect " + out).output, "6 shards, 303 tokens"));
+  CHECK(has(succeed("inspect " + out).output, "6 shards, 303 tokens"));
   std::filesystem::resize_file(out + "/train_000001.bin", 1100);
   const Outcome incomplete = run_program("inspect " + out);
   CHECK(incomplete.exit_code == 1);

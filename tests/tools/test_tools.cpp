@@ -14,6 +14,7 @@
 #include "io/safetensors.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using namespace triad::test;
@@ -21,11 +22,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kOnCpu = " --device cpu --dtype f64 ";
 
-void check(const std::string& args, int exit_code, const std::vector<std::string>& words,
-           const std::string& with = "") {
+void check_run(const std::string& args, int exit_code, const std::vector<std::string>& words,
+               const std::string& with = "") {
   const Outcome outcome = run_program(args, with);
   INFO(with << " triad " << args << "\nexit code " << outcome.exit_code << "\n" << outcome.output);
   CHECK(outcome.exit_code == exit_code);
@@ -71,10 +71,10 @@ std::string with_nan(const std::string& init, const std::string& folder) {
 TEST_CASE("tools: inspect shows a checkpoint's folder", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init");
-  check("inspect " + fresh, 0, {"format: \"triad checkpoint\"", "step: 0", "norm_f.weight"});
+  check_run("inspect " + fresh, 0, {"format: \"triad checkpoint\"", "step: 0", "norm_f.weight"});
   write_text(fresh + "/state.json", std::string(300'000, '['));
-  check("inspect " + fresh, 1, {"state.json", "64 deep"});
-  check("generate --prompt x --checkpoint " + fresh + kOnCpu, 1, {"state.json", "64 deep"});
+  check_run("inspect " + fresh, 1, {"state.json", "64 deep"});
+  check_run("generate --prompt x --checkpoint " + fresh + kOnCpu, 1, {"state.json", "64 deep"});
 }
 
 TEST_CASE("tools: bits per byte counts bytes", "[tools]") {
@@ -105,8 +105,8 @@ TEST_CASE("tools: weights that are not finite give an error, not a result", "[to
   const TemporaryFolder folder;
   const std::string bad = with_nan(init(folder, "init"), folder.file("bad"));
   write_text(folder.file("a.txt"), "some text");
-  check("eval --checkpoint " + bad + kOnCpu + "--data " + folder.file("a.txt"), 1, {bad, "nan"});
-  check("generate --prompt x --checkpoint " + bad + kOnCpu, 1, {bad, "nan"});
+  check_run("eval --checkpoint " + bad + kOnCpu + "--data " + folder.file("a.txt"), 1, {bad, "nan"});
+  check_run("generate --prompt x --checkpoint " + bad + kOnCpu, 1, {bad, "nan"});
 }
 
 TEST_CASE("tools: help VERB is VERB --help", "[tools]") {
@@ -117,17 +117,17 @@ TEST_CASE("tools: help VERB is VERB --help", "[tools]") {
     CHECK(help.output == option.output);
     CHECK(help.output.find("Usage:") != std::string::npos);
   }
-  check("help trian", 2, {"unknown verb \"trian\"", "\"train\"?"});
+  check_run("help trian", 2, {"unknown verb \"trian\"", "\"train\"?"});
 }
 
 TEST_CASE("tools: output that cannot be written is a failure, except that of a training run", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), run = folder.file("run");
-  check("inspect " + fresh + " >/dev/full", 1, {});
-  check("--help >/dev/full", 1, {});
-  check("generate --prompt x --checkpoint " + fresh + kOnCpu + ">/dev/full", 1, {});
+  check_run("inspect " + fresh + " >/dev/full", 1, {});
+  check_run("--help >/dev/full", 1, {});
+  check_run("generate --prompt x --checkpoint " + fresh + kOnCpu + ">/dev/full", 1, {});
   const std::string train = "train " + kTiny + " --set runtime.device=cpu --set train.steps=3 --set log.out_dir=" + run;
-  check(train + " | head -1", 0, {"model "});
+  check_run(train + " | head -1", 0, {"model "});
   CHECK(fs::exists(run + "/metrics.json"));
 }
 
@@ -227,56 +227,58 @@ TEST_CASE("tools: fp32 and f32 are the same dtype, and so are bf16 and bfloat16"
       CHECK(loss == parse_json(first.standard_output, "the output of eval")["loss"]);
     }
   }
-  check(eval + "f8", 2, {"f8", "fp32", "bf16"});
+  check_run(eval + "f8", 2, {"f8", "fp32", "bf16"});
   const std::string plan = "plan " + kTiny + " --set runtime.precision=";
   for (const char* word : {"fp32", "f32", "float32"})
     CHECK(run_program(plan + word).standard_output == run_program(plan + "fp32").standard_output);
-  check(plan + "bfloat16", 0, {});
-  check("init " + kTiny + " --out " + folder.file("other") + " --set runtime.precision=f32 --set dist.grad_dtype=f32",
-        0, {});
+  check_run(plan + "bfloat16", 0, {});
+  check_run(
+      "init " + kTiny + " --out " + folder.file("other") + " --set runtime.precision=f32 --set dist.grad_dtype=f32", 0,
+      {});
   const Json config = parse_json(triad::test::read_text(folder.file("other/state.json")), "state.json")["config"];
   CHECK(config["runtime"]["precision"] == "fp32");
   CHECK(config["dist"]["grad_dtype"] == "fp32");
-  for (const char* word : {"f32", "fp32", "float32"}) check("bench cast --list --dtype " + std::string(word), 0, {});
-  check("bench cast --list --dtype f64", 2, {"f64"});
+  for (const char* word : {"f32", "fp32", "float32"})
+    check_run("bench cast --list --dtype " + std::string(word), 0, {});
+  check_run("bench cast --list --dtype f64", 2, {"f64"});
 }
 
 TEST_CASE("tools: init replaces fresh weights, never trained ones", "[tools]") {
   const TemporaryFolder folder;
   const std::string fresh = init(folder, "init"), run = folder.file("run"), into = "init " + kTiny + " --out ";
-  check(into + fresh, 0, {});
+  check_run(into + fresh, 0, {});
   REQUIRE(run_program("train " + kTiny + " --set runtime.device=cpu --set train.steps=2 --set train.save_every=1" +
                       " --set log.out_dir=" + run)
               .exit_code == 0);
-  check(into + run, 1, {run, "env.json"});
-  check(into + run + "/checkpoints/step_1", 1, {"step_1", "optimizer.safetensors"});
+  check_run(into + run, 1, {run, "env.json"});
+  check_run(into + run + "/checkpoints/step_1", 1, {"step_1", "optimizer.safetensors"});
   fs::remove(run + "/checkpoints/step_1/optimizer.safetensors");
-  check(into + run + "/checkpoints/step_1", 1, {"model.safetensors, state.json", "fresh weights would replace it"});
+  check_run(into + run + "/checkpoints/step_1", 1, {"model.safetensors, state.json", "fresh weights would replace it"});
   // What a killed init leaves, weights without state.json, may be repeated: by the same weights alone.
   const std::string weights = triad::test::read_text(fresh + "/model.safetensors"),
                     state = triad::test::read_text(fresh + "/state.json");
   fs::remove(fresh + "/state.json");
-  check(into + fresh + " --set train.seed=77", 1, {fresh, "(model.safetensors)"});
+  check_run(into + fresh + " --set train.seed=77", 1, {fresh, "(model.safetensors)"});
   CHECK(triad::test::count_files(fresh) == 1);
   CHECK(triad::test::read_text(fresh + "/model.safetensors") == weights);
-  check(into + fresh, 0, {});
+  check_run(into + fresh, 0, {});
   CHECK(triad::test::read_text(fresh + "/model.safetensors") == weights);
   CHECK(triad::test::read_text(fresh + "/state.json") == state);
   // Others' weights: in place of the fresh ones, and in folders of other programs.
   fs::copy_file(run + "/model.safetensors", fresh + "/model.safetensors", fs::copy_options::overwrite_existing);
-  check(into + fresh, 1, {fresh, "(model.safetensors)"});
+  check_run(into + fresh, 1, {fresh, "(model.safetensors)"});
   for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
                            "adapter_model.safetensors", "pytorch_model.bin", "state.json", "tokenizer.json"}) {
     const std::string other = folder.file(std::string("of_") + name);
     fs::create_directory(other);
     write_text(other + "/" + name, "{}");
-    check(into + other, 1, {other, name});
+    check_run(into + other, 1, {other, name});
     CHECK(triad::test::count_files(other) == 1);
     CHECK(triad::test::read_text(other + "/" + name) == "{}");
   }
   fs::create_directory(folder.file("hf"));
   write_text(folder.file("hf/config.json"), R"({"model_type": "llama"})");
-  check(into + folder.file("hf"), 1, {"(config.json)"});
+  check_run(into + folder.file("hf"), 1, {"(config.json)"});
 }
 
 TEST_CASE("tools: every verb that runs a model reads the environment", "[tools]") {
@@ -286,8 +288,8 @@ TEST_CASE("tools: every verb that runs a model reads the environment", "[tools]"
   for (const std::string& verb : {"eval --data " + text, std::string("generate --prompt x"),
                                   "grads --batch 1 --seq 1 --tokens x --out " + folder.file("g.safetensors")})
     for (const char* variable : {"NSA_BOGUS=1", "NSA_FORCE_UNIFORM_GATE=2"})
-      check(verb + kOnCpu + "--checkpoint " + fresh, 2, {"NSA_"}, variable);
-  check("init " + kTiny + " --out " + folder.file("new"), 2, {"NSA_BOGUS"}, "NSA_BOGUS=1");
+      check_run(verb + kOnCpu + "--checkpoint " + fresh, 2, {"NSA_"}, variable);
+  check_run("init " + kTiny + " --out " + folder.file("new"), 2, {"NSA_BOGUS"}, "NSA_BOGUS=1");
   CHECK(evaluated(fresh, text)["loss"] != evaluated(fresh, text, "NSA_FORCE_BRANCH=win")["loss"]);
 }
 
@@ -326,17 +328,17 @@ TEST_CASE("tools: grads accepts -1 for no target, and refuses other ids outside 
     for (const size_t at : {0, 3, 8}) {
       with(at, id);
       if (at == 8 && id == 0xffffffffu) continue;
-      check(grads + "8", 1,
-            {tokens, "token " + std::to_string(id) + " at position " + std::to_string(at) + " of row 0",
-             "expected 0..255"});
+      check_run(grads + "8", 1,
+                {tokens, "token " + std::to_string(id) + " at position " + std::to_string(at) + " of row 0",
+                 "expected 0..255"});
       CHECK_FALSE(fs::exists(out));
     }
   // A position without a target does not count: loss and gradients equal those over the positions before it.
   with(8, 0xffffffffu);
-  check(grads + "8", 0, {});
+  check_run(grads + "8", 0, {});
   const SafetensorsFile none(out);
   const std::vector<double> loss = doubles(none, "loss"), head = doubles(none, "grad/lm_head.weight");
-  check(grads + "7", 0, {});
+  check_run(grads + "7", 0, {});
   const SafetensorsFile shorter(out);
   REQUIRE(loss.size() == 1);
   CHECK(loss[0] == Approx(doubles(shorter, "loss").at(0)).epsilon(1e-12));
@@ -349,7 +351,7 @@ TEST_CASE("tools: grads accepts -1 for no target, and refuses other ids outside 
   }
   CHECK(apart <= 1e-12 * largest);
   with(1, 0xffffffffu);
-  check(grads + "1", 1, {"no position of the 1 rows has a target"});
+  check_run(grads + "1", 1, {"no position of the 1 rows has a target"});
 }
 
 TEST_CASE("tools: options outside of their bounds are refused", "[tools]") {
@@ -384,7 +386,7 @@ TEST_CASE("tools: options outside of their bounds are refused", "[tools]") {
     CHECK(outcome.output.find(r.value) != std::string::npos);
     CHECK(outcome.output.size() < 200);
   }
-  check("train " + kTiny + " --resume ''", 2, {"--resume"});
+  check_run("train " + kTiny + " --resume ''", 2, {"--resume"});
 }
 
 TEST_CASE("tools: inspect begins with what a run and a checkpoint are", "[tools]") {

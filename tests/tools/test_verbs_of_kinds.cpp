@@ -11,13 +11,13 @@
 #include "tests/support/grads_run.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using namespace triad::test;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 // Lists hold 3 of up to 32 blocks. Large weights, so that blocks and tokens differ clearly.
 const std::string kShape =
     "--set model.init_std=0.15 --set model.d_v=12 --set nsa.n_sel=3 --set nsa.init_blocks=0 --set nsa.w=12 ";
@@ -36,7 +36,7 @@ const std::vector<Kind> kKinds = {
      "{\"layers\":\"2:3\",\"branches\":\"sel\",\"selector\":\"index\",\"d_index\":8,\"local_blocks\":1},"
      "{\"layers\":\"3:4\",\"selector\":\"index\"}]'"}};
 
-std::string init(const TemporaryFolder& folder, const Kind& kind) {
+std::string init_kind(const TemporaryFolder& folder, const Kind& kind) {
   run_ok("init " + kTiny + " " + kShape + kind.sets + " --out " + folder.file("model"));
   return folder.file("model");
 }
@@ -74,7 +74,7 @@ TEST_CASE("verbs: eval and score have the losses of training's forward, with any
   for (const Kind& kind : kKinds) {
     INFO(kind.name);
     const TemporaryFolder folder;
-    const std::string from = " --device cpu --dtype f64 --checkpoint " + init(folder, kind), text = text_of(250);
+    const std::string from = " --device cpu --dtype f64 --checkpoint " + init_kind(folder, kind), text = text_of(250);
     const auto rows = log_probabilities(folder, text);
     double whole = 0, end = 0;
     for (size_t t = 0; t < text.size(); ++t) {
@@ -98,7 +98,7 @@ TEST_CASE("verbs: generate chooses the tokens of training's forward, with any at
   for (const Kind& kind : kKinds) {
     INFO(kind.name);
     const TemporaryFolder folder;
-    const std::string prompt = text_of(150), from = " --device cpu --dtype f64 --checkpoint " + init(folder, kind);
+    const std::string prompt = text_of(150), from = " --device cpu --dtype f64 --checkpoint " + init_kind(folder, kind);
     const std::string ids = fmt::format("0,{}", fmt::join(std::vector<int>(prompt.begin(), prompt.end()), ","));
     const Json generated = parse_json(
         run_ok("generate --json --temperature 0 --tokens 80 --context 400 --prompt-ids " + ids + from), "generate");
@@ -126,7 +126,7 @@ TEST_CASE("export: a model with code of its own comes back through import, every
   for (const Kind& kind : kinds) {
     INFO(kind.name);
     const TemporaryFolder folder;
-    const std::string model = init(folder, kind), out = folder.file("out"), back = folder.file("back");
+    const std::string model = init_kind(folder, kind), out = folder.file("out"), back = folder.file("back");
     run_ok("export " + model + " --dtype f32 --out " + out);
     run_ok("import " + out + " --out " + back);
     const SafetensorsFile before(model + "/model.safetensors"), after(back + "/model.safetensors");
@@ -161,7 +161,7 @@ TEST_CASE("export: a model with code of its own comes back through import, every
 TEST_CASE("import: what an exported model with code of its own cannot become", "[import]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("out"), to = " --out " + folder.file("to");
-  run_ok("export " + init(folder, kKinds.back()) + " --out " + out);
+  run_ok("export " + init_kind(folder, kKinds.back()) + " --out " + out);
   const std::string seen = run_ok("inspect " + out);
   for (const char* word : {"TriadForCausalLM", "2 layers with NSA", "1 with a sliding window", "1 with dense attention",
                            "triad import takes it"}) {

@@ -1,5 +1,6 @@
 // Anomalies in runs that still advance: the rules on made-up numbers, and whole runs that report an anomaly or are
 // stopped by one.
+#include "tests/support/train_run.h"
 #include "train/monitor/anomaly.h"
 
 #include <algorithm>
@@ -20,12 +21,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
 Config config_with(const std::vector<std::string>& sets = {}) { return load_config(kTiny, sets).config; }
 
-struct Steps {
-  explicit Steps(const Config& c) : rules(c) {}
+struct AnomalySteps {
+  explicit AnomalySteps(const Config& c) : rules(c) {}
   // Passes n steps to the rules, after change(i, step) has modified step i, and returns the anomaly types.
   template <class Change>
   std::vector<std::string> run(int n, Change&& change) {
@@ -51,7 +50,7 @@ TEST_CASE("anomaly: a healthy run has none", "[anomaly]") {
   const Config config = config_with();
   std::mt19937 random(1);
   std::normal_distribution<double> noise(0, 1);
-  Steps steps(config);
+  AnomalySteps steps(config);
   // An occasional slow step is no anomaly, and neither is memory that grows and is freed again.
   CHECK(steps.run(5000, [&](int i, StepHealth& s) {
     s.loss = 6 - 0.0005 * static_cast<double>(s.step) + 0.1 * noise(random);
@@ -63,7 +62,7 @@ TEST_CASE("anomaly: a healthy run has none", "[anomaly]") {
 
 TEST_CASE("anomaly: a lasting fall of throughput is reported once", "[anomaly]") {
   const Config config = config_with({"log.throughput_drop=0.5"});
-  Steps steps(config);
+  AnomalySteps steps(config);
   CHECK(steps.run(200, [](int, StepHealth&) {}) == Types{});
   CHECK(steps.run(100, [](int, StepHealth& s) { s.tokens = 600; }) == Types{});
   CHECK(steps.run(300, [](int, StepHealth& s) { s.tokens = 400; }) == Types{"throughput_flat"});
@@ -73,7 +72,7 @@ TEST_CASE("anomaly: a lasting fall of throughput is reported once", "[anomaly]")
   CHECK(steps.run(40, [](int, StepHealth& s) { s.tokens = 10; }) == Types{"throughput_flat"});
   // The span is at least 20 steps and at least 10 s long; if steps take 1 ms, it is 10,000 steps.
   const auto quick = [](double tokens) { return [=](int, StepHealth& s) { s.tokens = tokens, s.seconds = 1e-3; }; };
-  Steps short_steps(config_with({"log.plateau_steps=0"}));
+  AnomalySteps short_steps(config_with({"log.plateau_steps=0"}));
   CHECK(short_steps.run(60000, quick(1)) == Types{});
   CHECK(short_steps.run(1000, quick(0.1)) == Types{});
   CHECK(short_steps.run(20000, quick(0.1)) == Types{"throughput_flat"});
@@ -83,24 +82,24 @@ TEST_CASE("anomaly: a loss that no longer falls over log.plateau_steps", "[anoma
   const Config config = config_with();
   std::mt19937 random(1);
   std::normal_distribution<double> noise(0, 0.1);
-  Steps steps(config);
+  AnomalySteps steps(config);
   CHECK(steps.run(1000, [&](int, StepHealth& s) {
     s.loss = 8 - 0.004 * static_cast<double>(s.step) + noise(random);
   }) == Types{});
   CHECK(steps.run(1500, [&](int, StepHealth& s) { s.loss = 4 + noise(random); }) == Types{});
   CHECK(steps.run(600, [&](int, StepHealth& s) { s.loss = 4 + noise(random); }) == Types{"loss_plateau"});
-  Steps never(config_with({"log.plateau_steps=0"}));
+  AnomalySteps never(config_with({"log.plateau_steps=0"}));
   CHECK(never.run(5000, [&](int, StepHealth& s) { s.loss = 4; }) == Types{});
 }
 
 TEST_CASE("anomaly: memory that grows steadily, on the host or the device", "[anomaly]") {
   const Config config = config_with({"log.creep_mib=100", "log.plateau_steps=0"});
-  Steps steps(config);
+  AnomalySteps steps(config);
   // Host memory grows by 50 MiB in 500 steps.
   CHECK(steps.run(1000, [](int i, StepHealth& s) { s.host_mib = 1000 + 0.1 * i; }) == Types{});
   CHECK(steps.run(1000, [](int i, StepHealth& s) { s.host_mib = 1100 + 0.4 * i; }) == Types{"host_memory_creep"});
   CHECK(has(steps.text, "MiB more in 500 steps"));
-  Steps device(config);
+  AnomalySteps device(config);
   CHECK(device.run(1000, [](int i, StepHealth& s) { s.device_mib = 9000 + 0.5 * i + 500 * (i % 7 == 0); }) ==
         Types{"device_memory_creep"});
 }
@@ -111,7 +110,7 @@ TEST_CASE("anomaly: collapsed gates are reported by layer, but not if a branch i
   const std::vector<GateHealth> collapsed = {good,
                                              {.layer = 1, .entropy_mean = 0.2, .max_mean = 0.95, .collapse_frac = 0.9}};
   const Config config = config_with();
-  Steps steps(config);
+  AnomalySteps steps(config);
   CHECK(steps.run(10, [&](int, StepHealth& s) { s.gates = healthy; }) == Types{});
   CHECK(steps.run(2, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});  // reported from the third time on
   CHECK(steps.run(5, [&](int i, StepHealth& s) { s.gates = i == 0 ? healthy : collapsed; }) == Types{"gate_collapse"});
@@ -119,13 +118,13 @@ TEST_CASE("anomaly: collapsed gates are reported by layer, but not if a branch i
   CHECK(!has(steps.text, "layer 0"));
   CHECK(steps.run(5, [](int, StepHealth&) {}) == Types{});  // steps without gate statistics do not count
   const Config forced_config = config_with({"nsa.force_branch=win"});
-  Steps forced(forced_config);
+  AnomalySteps forced(forced_config);
   CHECK(forced.run(10, [&](int, StepHealth& s) { s.gates = collapsed; }) == Types{});
 }
 
 TEST_CASE("anomaly: dead gates are reported by layer, and not as collapsed", "[anomaly]") {
   const Config config = config_with();
-  Steps steps(config);
+  AnomalySteps steps(config);
   const auto gates = [](double dead) {  // if all rows in a layer are dead, the other statistics are NaN
     const double known = dead < 1 ? 1.0 : NAN;
     return std::vector<GateHealth>{
@@ -144,14 +143,14 @@ TEST_CASE("anomaly: dead gates are reported by layer, and not as collapsed", "[a
 
 TEST_CASE("anomaly: zero gradients are reported, except those that are zero by construction", "[anomaly]") {
   const Config config = config_with();
-  Steps steps(config);
+  AnomalySteps steps(config);
   CHECK(steps.run(1, [](int, StepHealth& s) { s.grad_norm = 0; }) == Types{"zero_gradients"});
   const std::vector<std::string> fc1 = {"blocks.0.attn.gate.fc1.weight", "blocks.0.attn.gate.fc1.bias"};
   const std::vector<std::string> query = {"blocks.1.attn.q_proj.weight"};
-  Steps first(config);
+  AnomalySteps first(config);
   CHECK(first.run(2, [&](int, StepHealth& s) { s.zero_grads = fc1; }) == Types{"zero_gradients"});
   CHECK(has(first.text, "2 gradients are zero: blocks.0.attn.gate.fc1.weight"));
-  Steps second(config);
+  AnomalySteps second(config);
   CHECK(second.run(1, [&](int, StepHealth& s) { s.zero_grads = query; }) == Types{"zero_gradients"});
 
   const auto zero = [](const std::string& name, std::vector<std::string> sets) {

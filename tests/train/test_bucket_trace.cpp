@@ -8,6 +8,7 @@
 #include "kernels/step/checksum.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/monitor/bucket_trace.h"
 
 using namespace triad;
@@ -15,10 +16,9 @@ using namespace triad::test;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kTrace = "--set 'log.diagnostics=[\"buckets\"]' ";
 
-std::string train_args(const std::string& out, const std::string& more) {
+std::string bucket_args(const std::string& out, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set dist.bucket_mb=0.05 --set log.out_dir=" + out + " " + more;
 }
 
@@ -85,7 +85,7 @@ TEST_CASE("buckets: a row for each bucket and step on every rank, and unchanged 
   const TemporaryFolder folder;
   const auto train = [&](const std::string& name, const std::string& more, const std::string& environment = "") {
     const Outcome outcome =
-        run_command(environment + mpirun(2) + TRIAD_PROGRAM " " + train_args(folder.file(name), more));
+        run_command(environment + mpirun(2) + TRIAD_PROGRAM " " + bucket_args(folder.file(name), more));
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     return folder.file(name);
@@ -118,7 +118,7 @@ TEST_CASE("buckets: a rank whose bucket differs is named, and the run ends", "[d
   const TemporaryFolder folder;
   const auto flipped = [&](const std::string& name, const std::string& more) {
     return run_command(with_faults("TRIAD_FLIP='1 7' TRIAD_SLOW_SYNC=0.1") + mpirun(3) + TRIAD_PROGRAM " " +
-                       train_args(folder.file(name), more));
+                       bucket_args(folder.file(name), more));
   };
   const Outcome found = flipped("traced", kTrace + "--set train.save_every=1");
   INFO(found.output);
@@ -138,7 +138,7 @@ TEST_CASE("buckets: one passes between replicas while the next is summed within 
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   const Outcome outcome = run_ranks(
-      4, train_args(out, kTrace + "--set train.steps=2 --set train.accumulate_grad_batches=1 --set dist.replicas=2"));
+      4, bucket_args(out, kTrace + "--set train.steps=2 --set train.accumulate_grad_batches=1 --set dist.replicas=2"));
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   std::vector<std::pair<double, double>> begun_complete;  // when each bucket's sum begins, and when it is complete
@@ -154,9 +154,9 @@ TEST_CASE("buckets: the last collectives are written if one does not finish", "[
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), asleep = folder.file("asleep");
-  BackgroundProgram program(train_args(out,
-                                       "--set train.steps=1000000 --set train.allow_unsafe=true --set log.every=1000 "
-                                       "--set dist.timeout_s=8"),
+  BackgroundProgram program(bucket_args(out,
+                                        "--set train.steps=1000000 --set train.allow_unsafe=true --set log.every=1000 "
+                                        "--set dist.timeout_s=8"),
                             with_faults("TRIAD_FAULTS='1 300 " + asleep + "'") + mpirun(2), log);
   wait_for_text(out + "/heartbeat_rank0.jsonl", "step_end");
   write_text(asleep, "");

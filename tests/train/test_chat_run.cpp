@@ -20,8 +20,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-Json json_of(const std::string& path) { return parse_json(read_text(path), path); }
-
 class Chats {
  public:
   Chats() {

@@ -29,7 +29,7 @@ namespace {
 
 // 12 steps with four 50-token sequences, which no rank count divides into equal parts with whole blocks. Returns the
 // run's folder.
-std::string train(const std::string& out, int ranks, int context, int accumulated, const std::string& more) {
+std::string train_shared(const std::string& out, int ranks, int context, int accumulated, const std::string& more) {
   const int groups = ranks / context;
   const std::string args = fmt::format(
       "{} --set train.steps=12 --set train.seq_len=50 --set train.eps=1e-4 --set runtime.asserts=true --set "
@@ -42,7 +42,7 @@ std::string train(const std::string& out, int ranks, int context, int accumulate
 }
 
 // |a - b| / |a| over all final weights.
-double distance(const std::string& a, const std::string& b) {
+double shared_distance(const std::string& a, const std::string& b) {
   const auto x = tensors(tensors_path(a)), y = tensors(tensors_path(b));
   double error = 0, size = 0;
   for (const auto& [name, values] : x)
@@ -61,11 +61,11 @@ TEST_CASE("context: 12 steps have the weights of one rank, with every dist.zero,
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string eval = "--set train.eval_every=6 --set train.eval_batches=3 ";
-  const std::string one = train(folder.file("one"), 1, 1, 1, eval);
+  const std::string one = train_shared(folder.file("one"), 1, 1, 1, eval);
   const auto near = [&](const std::string& name, int ranks, int context, int accumulated, const std::string& keys) {
-    const std::string run = train(folder.file(name), ranks, context, accumulated, keys);
+    const std::string run = train_shared(folder.file(name), ranks, context, accumulated, keys);
     INFO(name);
-    CHECK(distance(one, run) < 1e-6);
+    CHECK(shared_distance(one, run) < 1e-6);
     return run;
   };
   const std::string two = near("two", 2, 2, 1, eval);
@@ -74,7 +74,7 @@ TEST_CASE("context: 12 steps have the weights of one rank, with every dist.zero,
   for (const auto& [step, loss] : losses(two)) CHECK(loss == Approx(losses(one).at(step)).epsilon(1e-6));
   near("replicas", 4, 2, 2, "--set dist.zero=2");
   near("shards", 4, 4, 1, "--set dist.zero=3 --set runtime.recompute=block");
-  CHECK(same_file(two + kWeights, train(folder.file("again"), 2, 2, 1, eval) + kWeights));
+  CHECK(same_file(two + kWeights, train_shared(folder.file("again"), 2, 2, 1, eval) + kWeights));
 }
 
 TEST_CASE("context: tokens share lists on their rank, and documents that would part them are refused", "[dist]") {
@@ -107,7 +107,7 @@ TEST_CASE("context: a graph on two GPUs has the bits of two GPUs without one, an
     for (const char* keys : {"", "--set dist.zero=1 --set runtime.recompute=block"}) {
       INFO(accumulated << " micro-steps " << keys);
       const auto run = [&](const std::string& more) {
-        return train(folder.file(std::to_string(runs++)), 2, 2, accumulated, more + keys);
+        return train_shared(folder.file(std::to_string(runs++)), 2, 2, accumulated, more + keys);
       };
       const std::string without = run(gpu), with = run(graph);
       CHECK(same_file(without + kWeights, with + kWeights));
@@ -133,10 +133,12 @@ TEST_CASE("context: documents stay apart across cuts, and a resume takes another
       "--set data.kind=text --set model.vocab_size=257 --set data.documents=attend_within "
       "--set data.paths=" +
       folder.file("text.jsonl") + " ";
-  const std::string one = train(folder.file("one"), 1, 1, 1, data),
-                    two = train(folder.file("two"), 2, 2, 1, data + "--set train.save_every=6 --set dist.zero=1");
-  CHECK(distance(one, two) < 1e-6);
-  CHECK(distance(one, train(folder.file("four"), 4, 4, 1, data + "--resume " + two + "/checkpoints/step_6")) < 1e-6);
+  const std::string one = train_shared(folder.file("one"), 1, 1, 1, data),
+                    two =
+                        train_shared(folder.file("two"), 2, 2, 1, data + "--set train.save_every=6 --set dist.zero=1");
+  CHECK(shared_distance(one, two) < 1e-6);
+  CHECK(shared_distance(
+            one, train_shared(folder.file("four"), 4, 4, 1, data + "--resume " + two + "/checkpoints/step_6")) < 1e-6);
 }
 
 TEST_CASE("context: ranges of rows cover a sequence once, and hold what each rank's tokens see", "[dist]") {

@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "engine/process/seconds_since.h"
 #include "io/checkpoint.h"
 #include "io/data/shards.h"
 #include "io/json_config.h"
@@ -25,10 +26,6 @@ using namespace triad::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 const std::string kLong = "--set train.steps=1000000 --set train.allow_unsafe=true ";
 

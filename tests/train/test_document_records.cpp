@@ -14,6 +14,7 @@
 #include "tests/support/dist_run.h"
 #include "tests/support/heartbeats.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/config/load_config.h"
 #include "train/inference.h"
 #include "train/monitor/document_lengths.h"
@@ -37,9 +38,7 @@ std::string write_documents(const TemporaryFolder& folder) {
 }
 const std::string kWithin = "--set data.documents=attend_within ", kPacked = "--set data.packing=best_fit ";
 
-Json json_of(const std::string& path) { return parse_json(read_file(path), path); }
-
-Config config_of(const std::string& run_folder) { return config_from_json(json_of(run_folder + "/config.json")); }
+Config run_config(const std::string& run_folder) { return config_from_json(json_of(run_folder + "/config.json")); }
 
 int64_t sum_of(const Json& ranges, const char* key) {
   int64_t sum = 0;
@@ -72,7 +71,7 @@ TEST_CASE("documents: a run records shares of tokens, lengths and each step's do
   for (const bool packed : {false, true}) {
     const std::string out = run(folder.file(packed ? "packed" : "stream"), 1,
                                 data + kWithin + (packed ? kPacked : "") + "--set data.max_documents=12 ");
-    const Config config = config_of(out);
+    const Config config = run_config(out);
     const DataSource source = open_data(config);
     const Json stats = json_of(out + "/metrics.json")["documents"];
     CHECK(stats == heartbeats(out, 0, "boot").at(0)["documents"]);
@@ -135,7 +134,7 @@ TEST_CASE("documents: MFU, the banner and plan count attention within documents"
   const double whole = planned("--set data.documents=attend_across")["flops_per_token"];
   for (const bool packed : {false, true}) {
     const std::string sets = kWithin + (packed ? kPacked : "");
-    const Config config = config_of(run(folder.file(packed ? "packed" : "stream"), 1, data + sets));
+    const Config config = run_config(run(folder.file(packed ? "packed" : "stream"), 1, data + sets));
     const DataSource source = open_data(config);
     // The mix against an epoch's rows.
     const auto rows = make_rows(source.train, source.rows);
@@ -188,7 +187,7 @@ TEST_CASE("documents: a selection sample of packed rows has the bounds, and bloc
   const TemporaryFolder folder;
   const std::string out =
       run(folder.file("run"), 1, write_documents(folder) + kWithin + "--set train.eval_every=20 --set train.steps=20 ");
-  const Config config = config_of(out);
+  const Config config = run_config(out);
   const DataSource source = open_data(config);
   const int64_t B = config.train.micro_batch_size;
   const Batch batch = validation_batch(source.val, 48, B, 0, true);

@@ -11,6 +11,7 @@
 #include "io/json_config.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 
 using namespace triad;
 using namespace triad::test;
@@ -18,16 +19,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
 struct Run {
   Outcome outcome;
   Json config;
   std::string folder;
   std::string text(const std::string& name) const { return read_text(folder + "/" + name); }
 };
-Run train(const TemporaryFolder& folder, const std::string& name, const std::string& environment,
-          const std::string& more = "") {
+Run train_with(const TemporaryFolder& folder, const std::string& name, const std::string& environment,
+               const std::string& more = "") {
   Run run;
   run.folder = folder.file(name);
   run.outcome = run_program("train " + kTiny + " --verbose --set runtime.device=cpu --set train.steps=4 " + more +
@@ -50,30 +49,30 @@ int64_t count(const std::string& text, const std::string& word) {
 
 TEST_CASE("environment: sizes and the learning rate", "[environment]") {
   const TemporaryFolder folder;
-  const Run usual = train(folder, "usual", "");
+  const Run usual = train_with(folder, "usual", "");
   CHECK(prints(usual, "4 steps of 96 tokens (2 x 48): 384 tokens, fp32\n"));
-  CHECK(prints(train(folder, "T", "NSA_SEQ_LEN=32"), "4 steps of 64 tokens"));
-  CHECK(prints(train(folder, "B", "NSA_BATCH_SIZE=3"), "4 steps of 144 tokens"));
-  CHECK(prints(train(folder, "A", "NSA_ACCUM=2"), "4 steps of 192 tokens (2 x 48 x 2 micro-steps)"));
-  const Run rate = train(folder, "lr", "NSA_LR=0.25");
+  CHECK(prints(train_with(folder, "T", "NSA_SEQ_LEN=32"), "4 steps of 64 tokens"));
+  CHECK(prints(train_with(folder, "B", "NSA_BATCH_SIZE=3"), "4 steps of 144 tokens"));
+  CHECK(prints(train_with(folder, "A", "NSA_ACCUM=2"), "4 steps of 192 tokens (2 x 48 x 2 micro-steps)"));
+  const Run rate = train_with(folder, "lr", "NSA_LR=0.25");
   CHECK(rate.text("training.csv").find(",2.500000e-01,") != std::string::npos);
   CHECK(rate.text("model.safetensors") != usual.text("model.safetensors"));
   // Precedence: defaults < file < environment < --set.
-  CHECK(train(folder, "set", "NSA_LR=0.25", "--set train.lr=0.125").config["train"]["lr"] == 0.125);
+  CHECK(train_with(folder, "set", "NSA_LR=0.25", "--set train.lr=0.125").config["train"]["lr"] == 0.125);
   CHECK(prints(rate, "environment: NSA_LR=0.25 -> train.lr\n"));
 }
 
 TEST_CASE("environment: variables that choose which files are written", "[environment]") {
   const TemporaryFolder folder;
-  CHECK(count(train(folder, "each", "").text("heartbeat_rank0.jsonl"), "step_end") == 4);
-  CHECK(count(train(folder, "second", "NSA_HEARTBEAT_EVERY=2").text("heartbeat_rank0.jsonl"), "step_end") == 2);
-  CHECK(!fs::exists(train(folder, "no_csv", "NSA_DISABLE_CSV_LOGS=1").folder + "/training.csv"));
-  CHECK(fs::exists(train(folder, "csv", "NSA_DISABLE_CSV_LOGS=0").folder + "/training.csv"));
+  CHECK(count(train_with(folder, "each", "").text("heartbeat_rank0.jsonl"), "step_end") == 4);
+  CHECK(count(train_with(folder, "second", "NSA_HEARTBEAT_EVERY=2").text("heartbeat_rank0.jsonl"), "step_end") == 2);
+  CHECK(!fs::exists(train_with(folder, "no_csv", "NSA_DISABLE_CSV_LOGS=1").folder + "/training.csv"));
+  CHECK(fs::exists(train_with(folder, "csv", "NSA_DISABLE_CSV_LOGS=0").folder + "/training.csv"));
 }
 
 TEST_CASE("environment: variables that change how a step runs", "[environment][build]") {
   const TemporaryFolder folder;
-  const Run usual = train(folder, "usual", ""), range = train(folder, "range", "NSA_GC_RANGE=1:2");
+  const Run usual = train_with(folder, "usual", ""), range = train_with(folder, "range", "NSA_GC_RANGE=1:2");
   CHECK(range.config["runtime"]["recompute"] == "1:2=block");
   CHECK(range.text("model.safetensors") == usual.text("model.safetensors"));
   const auto peak = [&](const std::string& config, const std::string& environment) {
@@ -92,9 +91,9 @@ TEST_CASE("environment: variables that change how a step runs", "[environment][b
   CHECK(peak(recomputes, "NSA_NO_GC=0") == none_kept);
   CHECK(peak(kTiny, "NSA_GC_RANGE=0:2") == none_kept);
   const char* no_graph = "runtime.cuda_graph has no effect on the CPU\n";
-  CHECK(prints(train(folder, "graph", "NSA_DDP_STATIC_GRAPH=1"), no_graph));
-  CHECK_FALSE(prints(train(folder, "no_graph", "NSA_DDP_STATIC_GRAPH=0"), no_graph));
-  CHECK(prints(train(folder, "as_ever", "NSA_PREFILL_BATCHED=1 NSA_ENV_STATIC=1"),
+  CHECK(prints(train_with(folder, "graph", "NSA_DDP_STATIC_GRAPH=1"), no_graph));
+  CHECK_FALSE(prints(train_with(folder, "no_graph", "NSA_DDP_STATIC_GRAPH=0"), no_graph));
+  CHECK(prints(train_with(folder, "as_ever", "NSA_PREFILL_BATCHED=1 NSA_ENV_STATIC=1"),
                "environment: NSA_PREFILL_BATCHED=1: no effect, always so\n"));
   const Outcome both = run_program("train " + kTiny, "NSA_GC_RANGE=1:2 NSA_NO_GC=1");
   CHECK(both.exit_code == 2);
@@ -183,11 +182,11 @@ TEST_CASE("environment: every variable is recognized, and logged with its key", 
   const TemporaryFolder folder;
   std::string environment;
   for (const Honoured& h : all) environment += std::string(h.setting) + " ";
-  const Run together = train(folder, "all", environment);
+  const Run together = train_with(folder, "all", environment);
   for (const Honoured& h : all)
     CHECK(prints(together, std::string("environment: ") + h.setting + " -> " + h.key + "\n"));
-  CHECK(prints(train(folder, "one", "NSA_NO_GC=1"), "environment: NSA_NO_GC=1 -> runtime.recompute\n"));
-  const Run flash = train(folder, "flash", "NSA_SDPA_FLASH_ONLY=1", "--set runtime.strict=false");
+  CHECK(prints(train_with(folder, "one", "NSA_NO_GC=1"), "environment: NSA_NO_GC=1 -> runtime.recompute\n"));
+  const Run flash = train_with(folder, "flash", "NSA_SDPA_FLASH_ONLY=1", "--set runtime.strict=false");
   for (const char* key : {"runtime.kernels", "runtime.strict"})
     CHECK(prints(flash, std::string("environment: NSA_SDPA_FLASH_ONLY=1 -> ") + key + "\n"));
 }
@@ -214,7 +213,7 @@ TEST_CASE("environment: secrets are shown as set, never by value", "[environment
   const std::vector<std::string> names = {"SLURM_JWT",   "NCCL_AUTH_TOKEN", "OMPI_KEYFILE",
                                           "PMIX_SECRET", "OMP_passphrase",  "CUDA_CREDENTIAL"};
   for (const std::string& name : names) environment += name + "=" + secret + " ";
-  const Run run = train(folder, "run", environment);
+  const Run run = train_with(folder, "run", environment);
   const Json shown = Json::parse(run.text("env.json"))["environment"];
   for (const std::string& name : names) CHECK(shown[name] == "(set)");
   CHECK(shown["SLURM_JOB_NAME"] == "a-job");

@@ -24,34 +24,34 @@ namespace {
 
 const std::string kFp8 = "--set runtime.matmul_dtype=fp8 ", kWeightGrads = "--set runtime.fp8_weight_grads=true ";
 
-std::string weights(const std::string& folder) { return read_text(folder + kWeights); }
+std::string weights_text(const std::string& folder) { return read_text(folder + kWeights); }
 
-void check_same_bits_and_resume(const std::string& device, const std::string& precision) {
+void check_fp8_bits_and_resume(const std::string& device, const std::string& precision) {
   const TemporaryFolder folder;
   const std::string more =
       kFp8 + "--set train.accumulate_grad_batches=2 --set train.eval_every=5 --set runtime.precision=" + precision +
       " ";
   run_ok(train_on(folder.file("a"), device, more));
   run_ok(train_on(folder.file("b"), device, more));
-  REQUIRE(!weights(folder.file("a")).empty());
-  CHECK(weights(folder.file("a")) == weights(folder.file("b")));
+  REQUIRE(!weights_text(folder.file("a")).empty());
+  CHECK(weights_text(folder.file("a")) == weights_text(folder.file("b")));
   run_ok(train_on(folder.file("b"), device, more + "--set train.save_every=7 --overwrite"));
   run_ok(train_on(folder.file("b"), device,
                   more + "--set train.save_every=7 --overwrite --resume " + folder.file("b/checkpoints/step_7")));
-  CHECK(weights(folder.file("a")) == weights(folder.file("b")));
+  CHECK(weights_text(folder.file("a")) == weights_text(folder.file("b")));
 }
 
 }  // namespace
 
 TEST_CASE("fp8: two runs and a resumed one have the same bits", "[fp8]") {
-  check_same_bits_and_resume("cpu", "fp32");
-  check_same_bits_and_resume("cpu", "bf16 " + kWeightGrads);
+  check_fp8_bits_and_resume("cpu", "fp32");
+  check_fp8_bits_and_resume("cpu", "bf16 " + kWeightGrads);
 }
 
 TEST_CASE("fp8: two runs and a resumed one have the same bits on the GPU", "[fp8][gpu]") {
   if (!require_gpu()) return;
-  check_same_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true");
-  check_same_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true " + kWeightGrads);
+  check_fp8_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true");
+  check_fp8_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true " + kWeightGrads);
 }
 
 TEST_CASE("fp8: the loss falls as it does without, and only layers that are not excluded differ", "[fp8]") {

@@ -29,7 +29,7 @@ const std::string kIndex =
                       "--set nsa.selector=index --set nsa.d_index=4 --set train.lr=0.02 --set train.warmup_steps=0 ",
                   kOneSoftmax = kIndex + "--set nsa.branches=sel --set nsa.init_blocks=0 --set nsa.local_blocks=1 ";
 
-std::string train(const std::string& out, const std::string& keys, int ranks = 1) {
+std::string train_index(const std::string& out, const std::string& keys, int ranks = 1) {
   const std::string args = train_args(out, keys);
   const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
   INFO("triad " << args << "\n" << outcome.output);
@@ -81,9 +81,10 @@ TEST_CASE("index report: losses at log steps, recall and largest logits at evalu
   for (const auto& [name, keys] :
        {std::pair{"three", kIndex}, {"sel", kOneSoftmax + "--set runtime.recompute=block "}}) {
     INFO(name);
-    const std::string out = train(folder.file(name), keys +
-                                                         "--set train.steps=10 --set log.every=3 --set "
-                                                         "train.eval_every=4 --set train.accumulate_grad_batches=2");
+    const std::string out =
+        train_index(folder.file(name), keys +
+                                           "--set train.steps=10 --set log.every=3 --set "
+                                           "train.eval_every=4 --set train.accumulate_grad_batches=2");
     const std::vector<std::vector<std::string>> rows = by_layer(out);
     std::vector<std::pair<int, int>> places;
     std::map<int, double> sums;
@@ -149,7 +150,7 @@ TEST_CASE("index report: losses at log steps, recall and largest logits at evalu
     CHECK(has(events, "watch_gates/") == (std::string(name) == "three"));
     CHECK(fs::exists(out + "/k_stats.csv"));
   }
-  train(folder.file("compressed"), "--set train.steps=2 --set train.eval_every=2");
+  train_index(folder.file("compressed"), "--set train.steps=2 --set train.eval_every=2");
   for (const char* file : {"index.csv", "index_recall.csv"}) CHECK_FALSE(fs::exists(folder.file("compressed/") + file));
   const std::vector<Json> compressed = heartbeats(folder.file("compressed"), 0, "evaluation");
   REQUIRE(compressed.size() == 1);
@@ -161,8 +162,8 @@ TEST_CASE("index report: losses and weights have the same bits with and without 
   const TemporaryFolder folder;
   for (const std::string& keys : {kOneSoftmax + "--set runtime.recompute=block ", kIndex}) {
     const std::string few = keys + "--set train.steps=6 --set train.eval_every=2 --overwrite ";
-    const std::string with = train(folder.file("with"), few),
-                      without = train(folder.file("without"), few + "--set log.stats=false ");
+    const std::string with = train_index(folder.file("with"), few),
+                      without = train_index(folder.file("without"), few + "--set log.stats=false ");
     CHECK(same_file(with + kWeights, without + kWeights));
     CHECK(same_file(with + "/val.csv", without + "/val.csv"));
     for (const char* file : {"/index.csv", "/index_recall.csv"}) {
@@ -179,19 +180,19 @@ TEST_CASE("index report: a resume continues its tables without repeated rows", "
   const std::string out = folder.file("run"), few = kOneSoftmax +
                                                     "--set train.steps=7 --set train.eval_every=3 --set log.every=2 "
                                                     "--set train.save_every=3 ";
-  train(out, few);
+  train_index(out, few);
   const std::string layers = read_text(out + "/index.csv"), distances = read_text(out + "/index_recall.csv");
   CHECK(std::count(layers.begin(), layers.end(), '\n') == 1 + 2 * 5);  // steps 2, 3, 4, 6, 7
-  train(out, few + "--overwrite --resume " + out + "/checkpoints/step_3");
+  train_index(out, few + "--overwrite --resume " + out + "/checkpoints/step_3");
   CHECK(read_text(out + "/index.csv") == layers);
   CHECK(read_text(out + "/index_recall.csv") == distances);
   // The last checkpoint is whole and the final weights are missing: the run repeats the last evaluation.
   fs::remove(out + kWeights);
-  train(out, few + "--resume " + out);
+  train_index(out, few + "--resume " + out);
   CHECK(read_text(out + "/index.csv") == layers);
   CHECK(read_text(out + "/index_recall.csv") == distances);
   // Tables that the resumed run does not write are cut, too.
-  train(out, few + "--set log.stats=false --overwrite --resume " + out + "/checkpoints/step_3");
+  train_index(out, few + "--set log.stats=false --overwrite --resume " + out + "/checkpoints/step_3");
   for (const std::vector<std::string>& row : by_layer(out)) CHECK(std::stoi(row[0]) <= 3);
   for (const std::vector<std::string>& row : by_distance(out)) CHECK(std::stoi(row[0]) <= 3);
 }
@@ -202,7 +203,7 @@ TEST_CASE("index report: a dense warm-up shows the index learn before it is used
       R"(--set 'train.stages=[{"steps": 20, "attention": "dense"}, {"steps": 2}]' --set train.steps=22 )";
   for (const std::string& keys : {kIndex, kOneSoftmax}) {
     const std::string out =
-        train(folder.file("run"), keys + dense + "--set train.eval_every=10 --set log.every=1 --overwrite");
+        train_index(folder.file("run"), keys + dense + "--set train.eval_every=10 --set log.every=1 --overwrite");
     const std::vector<std::vector<std::string>> rows = by_layer(out);
     REQUIRE(rows.size() == 2 * 22);
     for (const std::vector<std::string>& row : rows) {
@@ -213,8 +214,8 @@ TEST_CASE("index report: a dense warm-up shows the index learn before it is used
   }
   // Lists are the index's in a dense stage too; with three branches the keys are those of dense passes.
   const std::string out =
-      train(folder.file("only"),
-            kIndex + R"(--set 'train.stages=[{"steps": 20, "attention": "dense"}]' )" + "--set train.eval_every=20");
+      train_index(folder.file("only"), kIndex + R"(--set 'train.stages=[{"steps": 20, "attention": "dense"}]' )" +
+                                           "--set train.eval_every=20");
   const std::vector<IndexRecall> last = last_sample(out, /*dense=*/true), other = last_sample(out);
   for (const std::vector<std::string>& row : by_layer(out)) {
     if (row[0] != "20") continue;
@@ -229,10 +230,10 @@ TEST_CASE("index report: ranks' losses are summed; shared sequences have no reca
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string few = kOneSoftmax + "--set train.steps=3 --set train.eval_every=2 ";
-  const std::string one = train(folder.file("one"), few + "--set train.accumulate_grad_batches=2"),
-                    two = train(folder.file("two"), few + "--set dist.zero=3", 2),
-                    context = train(folder.file("context"),
-                                    few + "--set train.accumulate_grad_batches=2 --set dist.context=2", 2);
+  const std::string one = train_index(folder.file("one"), few + "--set train.accumulate_grad_batches=2"),
+                    two = train_index(folder.file("two"), few + "--set dist.zero=3", 2),
+                    context = train_index(folder.file("context"),
+                                          few + "--set train.accumulate_grad_batches=2 --set dist.context=2", 2);
   const std::vector<std::vector<std::string>> expected = by_layer(one);
   REQUIRE(expected.size() == 2 * 3);
   for (const std::string& out : {two, context}) {
@@ -265,7 +266,7 @@ TEST_CASE("index report: a run on a GPU has the CPU's values, and the same bits 
     REQUIRE(outcome.exit_code == 0);
     return folder.file(name);
   };
-  const std::string cpu = train(folder.file("cpu"), few), gpu = on_gpu("gpu", ""),
+  const std::string cpu = train_index(folder.file("cpu"), few), gpu = on_gpu("gpu", ""),
                     without = on_gpu("without", "--set log.stats=false");
   CHECK(same_file(gpu + kWeights, without + kWeights));
   CHECK(same_file(gpu + "/val.csv", without + "/val.csv"));

@@ -48,7 +48,7 @@ Losses losses_of(const std::string& out) {
   return losses;
 }
 
-Outcome train(const std::string& out, const std::string& more) {
+Outcome train_best(const std::string& out, const std::string& more) {
   const Outcome outcome = run_program(train_on(out, "cpu", more));
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
@@ -83,7 +83,7 @@ TEST_CASE("keep best: the lowest loss counts, within a stage, and what is not fi
 TEST_CASE("keep best: the checkpoint with the lowest validation loss stays beside the newest", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  const Outcome outcome = train(out, kSaves + "--set train.keep_last=1 --set train.keep_best=true");
+  const Outcome outcome = train_best(out, kSaves + "--set train.keep_last=1 --set train.keep_best=true");
   const Losses losses = losses_of(out);
   INFO(outcome.output);
   REQUIRE(losses.all.size() == 8);
@@ -97,7 +97,7 @@ TEST_CASE("keep best: the checkpoint with the lowest validation loss stays besid
   CHECK(has(outcome.output,
             fmt::format("the lowest validation loss was {:.4f} in step {}: ", losses.best.second, losses.best.first)));
   // Without keep_best it goes, and only evaluations that are not saved differ.
-  train(folder.file("other"), kSaves + "--set train.keep_last=1");
+  train_best(folder.file("other"), kSaves + "--set train.keep_last=1");
   CHECK(steps_in(folder.file("other")) == std::set<int64_t>{16});
   CHECK(read_text(folder.file("other") + "/model.safetensors") == read_text(out + "/model.safetensors"));
 }
@@ -106,7 +106,7 @@ TEST_CASE("keep best: a resumed run keeps and ends as one that was not interrupt
   const TemporaryFolder folder;
   const std::string keys = kSaves + "--set train.keep_last=2 --set train.keep_best=true --set train.patience=3 ";
   const std::string whole = folder.file("whole"), cut = folder.file("cut");
-  const Outcome outcome = train(whole, keys);
+  const Outcome outcome = train_best(whole, keys);
   const int64_t best = losses_of(whole).best.first, end = best + 3 * 2;
   INFO(outcome.output);
   REQUIRE(end < 16);
@@ -119,17 +119,18 @@ TEST_CASE("keep best: a resumed run keeps and ends as one that was not interrupt
     fs::remove_all(cut);
     const std::string stops = fmt::format("--set train.steps={} ", step);
     // A constant learning rate does not depend on train.steps.
-    train(cut, keys + stops);
-    train(cut, keys + "--resume latest");
+    train_best(cut, keys + stops);
+    train_best(cut, keys + "--resume latest");
     INFO("cut at step " << step);
     CHECK(read_text(cut + "/model.safetensors") == read_text(whole + "/model.safetensors"));
     CHECK(state_at(cut, end)["validation"] == state_at(whole, end)["validation"]);
     CHECK(steps_in(cut).contains(best));
   }
   // It is complete, until its patience is longer.
-  CHECK(has(train(cut, keys + "--resume latest").output, "where train.patience 3 ended it"));
-  CHECK(has(train(cut, keys + "--resume " + cut + "/checkpoints/latest").output, fmt::format("done: {} steps", end)));
-  CHECK(has(train(cut, keys + "--set train.patience=0 --resume latest").output, "done: 16 steps"));
+  CHECK(has(train_best(cut, keys + "--resume latest").output, "where train.patience 3 ended it"));
+  CHECK(has(train_best(cut, keys + "--resume " + cut + "/checkpoints/latest").output,
+            fmt::format("done: {} steps", end)));
+  CHECK(has(train_best(cut, keys + "--set train.patience=0 --resume latest").output, "done: 16 steps"));
   CHECK(losses_of(cut).all.size() == 8);
 }
 
@@ -152,11 +153,11 @@ TEST_CASE("keep best: all ranks save and end alike", "[train][dist]") {
 TEST_CASE("keep best: a run that is killed in a save loses no best checkpoint", "[train]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), parent = out + "/checkpoints";
-  train(out, kSaves + "--set train.keep_last=1 --set train.keep_best=true --set train.steps=8");
+  train_best(out, kSaves + "--set train.keep_last=1 --set train.keep_best=true --set train.steps=8");
   const int64_t best = losses_of(out).best.first;
   // As after a kill between the new best checkpoint's rename and the old one's removal: both are there.
   fs::copy(fmt::format("{}/step_{}", parent, best), parent + "/step_1", fs::copy_options::recursive);
   CHECK(steps_in(out).contains(best));
-  train(out, kSaves + "--set train.keep_last=1 --set train.keep_best=true --resume latest");
+  train_best(out, kSaves + "--set train.keep_last=1 --set train.keep_best=true --resume latest");
   CHECK(steps_in(out) == std::set<int64_t>{losses_of(out).best.first, 16});
 }

@@ -11,6 +11,7 @@
 #include "tests/support/model_fixture.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/config/load_config.h"
 #include "train/inference.h"
 #include "train/monitor/grad_report.h"
@@ -21,9 +22,7 @@ using namespace triad::test;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
-std::vector<std::string> lines(const std::string& text) {
+std::vector<std::string> text_lines(const std::string& text) {
   std::vector<std::string> out;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) out.push_back(line);
@@ -308,7 +307,7 @@ TEST_CASE("ledger: NSA_TRACE_GRADS, NSA_LOG_GRAD_NORM and NSA_TRACE_MODULE_BWD",
     CHECK(has(read_text(folder.file("traced/ranks/rank_0.log")), line));
   CHECK_FALSE(has(traced.output, "[GRAD-"));  // the trace goes to a file, not to the terminal
   CHECK(read_text(folder.file("traced/all_missing_params.txt")) == "step 1: arrived=35 missing=0\n");
-  const std::vector<std::string> rows = lines(read_text(folder.file("traced/grad_ledger.csv")));
+  const std::vector<std::string> rows = text_lines(read_text(folder.file("traced/grad_ledger.csv")));
   REQUIRE(rows.size() == 1 + 2 * 35);
   CHECK(rows[0] == "step,parameter,norm,zero,not_finite");
   CHECK(rows[1].starts_with("2,embed.weight,"));

@@ -22,7 +22,7 @@ struct Trained {
 
 // Trains three steps with one micro-step each. Only a config with one micro-step per step lets activations use gradient
 // memory. So without `lends` the config has two, although only one of them is executed.
-Trained train(Device device, bool lends, std::vector<std::string> sets) {
+Trained train_lent(Device device, bool lends, std::vector<std::string> sets) {
   sets.insert(sets.end(),
               {"model.n_layers=4", "train.seq_len=32", "train.micro_batch_size=1", "runtime.cuda_graph=true",
                lends ? "train.accumulate_grad_batches=1" : "train.accumulate_grad_batches=2"});
@@ -57,7 +57,7 @@ void check_same_bits(Device device) {
       {"runtime.recompute=mlp", "runtime.precision=bf16"}};
   for (const std::vector<std::string>& sets : variants) {
     INFO(fmt::format("{}", fmt::join(sets, " ")));
-    const Trained lent = train(device, true, sets), own = train(device, false, sets);
+    const Trained lent = train_lent(device, true, sets), own = train_lent(device, false, sets);
     const auto first = std::ranges::mismatch(lent.numbers, own.numbers).in1 - lent.numbers.begin();
     CHECK(first == static_cast<int64_t>(own.numbers.size()));  // no gradient differs
     CHECK(lent.bytes < own.bytes);

@@ -43,7 +43,7 @@ std::string arguments(const std::string& out, const Sharing& s, const std::strin
       train_args(out), 8 * s.context / s.ranks, s.context, s.keys, more);
 }
 
-std::string train(const std::string& out, const Sharing& s, const std::string& more) {
+std::string train_arranged(const std::string& out, const Sharing& s, const std::string& more) {
   const std::string args = arguments(out, s, "--set train.steps=12 " + more);
   const Outcome outcome = s.ranks == 1 ? run_program(args) : run_ranks(s.ranks, args);
   INFO(describe(s) << "\n" << outcome.output);
@@ -53,18 +53,20 @@ std::string train(const std::string& out, const Sharing& s, const std::string& m
 
 constexpr Sharing kAlone = {1, 1, ""};
 
-double distance(const std::string& a, const std::string& b) { return difference(tensors_path(a), tensors_path(b)).all; }
+double weights_distance(const std::string& a, const std::string& b) {
+  return difference(tensors_path(a), tensors_path(b)).all;
+}
 
 void check_weights(const std::vector<Sharing>& arrangements, const std::string& more) {
   const TemporaryFolder folder;
-  const std::string one = train(folder.file("one"), kAlone, more);
+  const std::string one = train_arranged(folder.file("one"), kAlone, more);
   for (size_t i = 0; i < arrangements.size(); ++i) {
     INFO(describe(arrangements[i]) << " " << more);
     const auto run = [&](const char* name) {
-      return train(folder.file(fmt::format("{}{}", name, i)), arrangements[i], more);
+      return train_arranged(folder.file(fmt::format("{}{}", name, i)), arrangements[i], more);
     };
     const std::string first = run("first");
-    CHECK(distance(one, first) < 1e-6);
+    CHECK(weights_distance(one, first) < 1e-6);
     CHECK(tensors(tensors_path(first)) == tensors(tensors_path(run("again"))));
   }
 }
@@ -72,7 +74,7 @@ void check_weights(const std::vector<Sharing>& arrangements, const std::string& 
 // Kills a rank in each arrangement, and resumes its checkpoint in the next one.
 void check_kills(const std::vector<Sharing>& arrangements, const std::string& more) {
   const TemporaryFolder folder;
-  const std::string one = train(folder.file("one"), kAlone, more);
+  const std::string one = train_arranged(folder.file("one"), kAlone, more);
   for (size_t i = 0; i < arrangements.size(); ++i) {
     const Sharing &killed = arrangements[i], &next = arrangements[(i + 1) % arrangements.size()];
     const std::string out = folder.file(fmt::format("killed{}", i)), log = out + ".log";
@@ -89,10 +91,10 @@ void check_kills(const std::vector<Sharing>& arrangements, const std::string& mo
     CHECK(all_gone(pids));
     INFO(describe(killed) << ", then " << describe(next) << " " << more << "\n" << read_text(log));
     CHECK(has(read_text(log), fmt::format("rank {} (pid ", killed.ranks - 1)));
-    const std::string resumed =
-        train(folder.file(fmt::format("resumed{}", i)), next, more + " --resume " + out + "/checkpoints/step_4");
+    const std::string resumed = train_arranged(folder.file(fmt::format("resumed{}", i)), next,
+                                               more + " --resume " + out + "/checkpoints/step_4");
     CHECK(column(resumed + "/training.csv", "loss").begin()->first == 5);
-    CHECK(distance(one, resumed) < 1e-6);
+    CHECK(weights_distance(one, resumed) < 1e-6);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "model/params.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/config/load_config.h"
 #include "train/monitor/memory_report.h"
 #include "train/run/memory_plan.h"
@@ -18,7 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 const std::string kM7cBytes = TRIAD_SOURCE_DIR "/configs/m7c_125m_cpu.json";
 const std::string kChecker = TRIAD_SOURCE_DIR "/tests/train/check_memory_snapshot.py";
 

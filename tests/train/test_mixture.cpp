@@ -23,8 +23,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-Json json_of(const std::string& path) { return parse_json(read_text(path), path); }
-
 // Three corpora of short documents, as text and as shards.
 class Corpora {
  public:

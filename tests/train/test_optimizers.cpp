@@ -56,12 +56,12 @@ void check_repeats_and_resumes(const std::string& more) {
 }
 
 // Matrices with 16,384 elements, as many as a shard has in the smallest bucket, cross the ranks' shards.
-const std::string kTwoRanks =
+const std::string kOnTwoRanks =
     kMuon + "--set train.steps=6 --set train.save_every=3 --set dist.bucket_mb=0.02 " + "--set model.mlp_hidden=512 ";
 
 // Two ranks at each dist.zero level. Returns the folder of the run with whole state.
-std::string check_stages(const TemporaryFolder& folder, const std::string& more) {
-  const std::string step = "/checkpoints/step_3", keys = kTwoRanks + more;
+std::string check_zero_stages(const TemporaryFolder& folder, const std::string& more) {
+  const std::string step = "/checkpoints/step_3", keys = kOnTwoRanks + more;
   std::vector<std::string> runs;
   for (const std::string zero : {"0", "1", "2", "3"})
     runs.push_back(run(folder.file(zero), 2, keys + "--set dist.zero=" + zero));
@@ -230,7 +230,7 @@ TEST_CASE("muon: runs repeat and resume to the bit on the GPU", "[train][gpu]") 
 TEST_CASE("muon: two ranks give the bits of whole state in every stage of dist.zero, and resume to the bit", "[dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  const std::string whole = check_stages(folder, ""), alone = run(folder.file("alone"), 1, kTwoRanks);
+  const std::string whole = check_zero_stages(folder, ""), alone = run(folder.file("alone"), 1, kOnTwoRanks);
   CHECK(difference(alone + kWeights, tensors_path(whole)).all < 1e-4);
 }
 
@@ -238,7 +238,7 @@ TEST_CASE("muon: two GPUs give the bits of whole state in every stage of dist.ze
           "[dist][gpu2]") {
   if (!require_gpus(2) || !require_mpirun()) return;
   const TemporaryFolder folder;
-  check_stages(folder, "--set runtime.device=cuda --set runtime.precision=bf16 ");
+  check_zero_stages(folder, "--set runtime.device=cuda --set runtime.precision=bf16 ");
 }
 
 TEST_CASE("muon: the memory plan counts no second moment of matrices", "[train]") {

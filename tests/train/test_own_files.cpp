@@ -21,7 +21,7 @@ void put(const std::string& path, const std::string& text) {
   write_text(path, text);
 }
 
-const std::string kSaves = "--set train.save_every=2 --set train.keep_last=0 ";
+const std::string kEachSaves = "--set train.save_every=2 --set train.keep_last=0 ";
 
 // Whether this user may mount in its own namespace.
 bool require_mounts() { return run_command("unshare -rm true").exit_code == 0 || skip("no mount namespaces"); }
@@ -133,10 +133,10 @@ TEST_CASE("own files: other files in a run's folder stay, and --overwrite remove
                                            "tb/events.out.tfevents.1.host.1.0"};
   for (const std::string& name : others) put(out + "/" + name, "precious");
   for (const char* more : {"", "--overwrite "}) {
-    run(out, 1, kSaves + more + "--set train.steps=4 --set train.eval_every=2");
+    run(out, 1, kEachSaves + more + "--set train.steps=4 --set train.eval_every=2");
     for (const std::string& name : others) CHECK(read_text(out + "/" + name) == "precious");
   }
-  run(out, 1, kSaves + "--set train.steps=6 --resume latest");
+  run(out, 1, kEachSaves + "--set train.steps=6 --resume latest");
   run(out, 1, "--overwrite --set train.steps=1 --set train.save_last=false --set log.stats=false");
   CHECK_FALSE(fs::exists(out + "/checkpoints/step_6"));
   CHECK_FALSE(fs::exists(out + "/checkpoints/latest"));
@@ -144,7 +144,7 @@ TEST_CASE("own files: other files in a run's folder stay, and --overwrite remove
   for (const std::string& name : others) CHECK(read_text(out + "/" + name) == "precious");
 
   // If someone has added a file to a checkpoint's folder, neither --overwrite nor train.keep_last removes it.
-  run(out, 1, kSaves + "--overwrite --set train.steps=4");
+  run(out, 1, kEachSaves + "--overwrite --set train.steps=4");
   put(out + "/checkpoints/step_2/optimizer.pt", "precious");
   const auto before = contents(out);
   const Outcome refused = run_program(train_args(out, "--overwrite --set train.steps=2"));
@@ -167,7 +167,7 @@ TEST_CASE("own files: other files in a run's folder stay, and --overwrite remove
 
 TEST_CASE("own files: a resume in a folder without env.json replaces nothing of other programs", "[train]") {
   const TemporaryFolder folder;
-  const std::string out = run(folder.file("run"), 1, kSaves + "--set train.steps=2 --set train.eval_every=2");
+  const std::string out = run(folder.file("run"), 1, kEachSaves + "--set train.steps=2 --set train.eval_every=2");
   const std::string resume = "--set train.steps=3 --resume latest";
   fs::remove(out + "/env.json");
   for (const std::string& name : kNames) {
@@ -200,20 +200,21 @@ TEST_CASE("own files: a resume in a folder without env.json replaces nothing of 
 
 TEST_CASE("own files: --overwrite removes links that a resume has moved aside, not what they lead to", "[train]") {
   const TemporaryFolder folder;
-  const std::string out = run(folder.file("run"), 1, kSaves + "--set train.steps=6"), archive = folder.file("archive");
+  const std::string out = run(folder.file("run"), 1, kEachSaves + "--set train.steps=6"),
+                    archive = folder.file("archive");
   const std::string checkpoints = out + "/checkpoints";
   fs::create_directory(archive);
   fs::rename(checkpoints + "/step_6", archive + "/step_6");
   fs::create_directory_symlink("../../archive/step_6", checkpoints + "/step_6");
   const auto archived = contents(archive);
-  run(out, 1, kSaves + "--set train.steps=4 --overwrite --resume " + checkpoints + "/step_2");
+  run(out, 1, kEachSaves + "--set train.steps=4 --overwrite --resume " + checkpoints + "/step_2");
   CHECK(fs::is_symlink(checkpoints + "/set_aside_0/step_6"));
   run(out, 1, "--set train.steps=1 --overwrite");
   CHECK_FALSE(fs::exists(checkpoints + "/set_aside_0"));
   CHECK(contents(archive) == archived);
   // The user puts a link into set_aside_0. It is not a checkpoint that a resume moved there, so a new run is refused.
-  run(out, 1, kSaves + "--set train.steps=4 --overwrite");
-  run(out, 1, kSaves + "--set train.steps=3 --overwrite --resume " + checkpoints + "/step_2");
+  run(out, 1, kEachSaves + "--set train.steps=4 --overwrite");
+  run(out, 1, kEachSaves + "--set train.steps=3 --overwrite --resume " + checkpoints + "/step_2");
   fs::create_directory_symlink(archive, checkpoints + "/set_aside_0/mine");
   const Outcome refused = run_program(train_args(out, "--overwrite --set train.steps=2"));
   INFO(refused.output);
@@ -224,7 +225,7 @@ TEST_CASE("own files: --overwrite removes links that a resume has moved aside, n
 TEST_CASE("own files: what links and mounts in checkpoints lead to is never removed", "[train]") {
   const TemporaryFolder folder;
   const std::string archive = folder.file("archive"), checkpoints = folder.file("run/checkpoints");
-  const std::string out = run(folder.file("run"), 1, kSaves + "--set train.steps=12");
+  const std::string out = run(folder.file("run"), 1, kEachSaves + "--set train.steps=12");
   fs::create_directory(archive);
   for (const char* name : {"/step_2", "/step_4", "/step_8"}) {
     fs::rename(checkpoints + name, archive + name);
@@ -233,11 +234,11 @@ TEST_CASE("own files: what links and mounts in checkpoints lead to is never remo
   const auto archived = contents(archive);
   // A resume from step_4, a link, is one from this run's own older checkpoint: without --overwrite it is refused, and
   // with it the newer checkpoints are set aside, links too.
-  const Outcome refused = run_program(train_args(out, kSaves + "--resume " + checkpoints + "/step_4"));
+  const Outcome refused = run_program(train_args(out, kEachSaves + "--resume " + checkpoints + "/step_4"));
   CHECK(refused.exit_code == 1);
   CHECK(has(refused.output, "is not the newest checkpoint of " + out));
   const Outcome back =
-      run_program(train_args(out, kSaves + "--set train.steps=6 --overwrite --resume " + checkpoints + "/step_4"));
+      run_program(train_args(out, kEachSaves + "--set train.steps=6 --overwrite --resume " + checkpoints + "/step_4"));
   INFO(back.output);
   CHECK(back.exit_code == 0);
   CHECK(has(back.output, "moved what was newer to " + checkpoints + "/set_aside_0"));
@@ -261,7 +262,7 @@ TEST_CASE("own files: checkpoints that are mount points stay, whatever path lead
   if (!require_mounts()) return;
   const TemporaryFolder folder;
   const std::string archive = folder.file("archive"), checkpoints = folder.file("run/checkpoints");
-  const std::string out = run(folder.file("run"), 1, kSaves + "--set train.steps=8");
+  const std::string out = run(folder.file("run"), 1, kEachSaves + "--set train.steps=8");
   fs::create_directory(archive);
   fs::rename(checkpoints + "/step_2", archive + "/step_2");
   fs::create_directory(checkpoints + "/step_2");
@@ -282,7 +283,7 @@ TEST_CASE("own files: checkpoints that are mount points stay, whatever path lead
   CHECK(contents(archive) == archived);
   // `other` is the run's folder, mounted a second time: a resume by that path is a resume of the same run.
   const size_t states = count_states(folder.path());
-  const Outcome back = run_command(mounted + train_args(out, kSaves + "--overwrite --set train.steps=11 ") +
+  const Outcome back = run_command(mounted + train_args(out, kEachSaves + "--overwrite --set train.steps=11 ") +
                                    "--resume " + folder.file("other") + "/checkpoints/step_9'");
   INFO(back.output);
   CHECK(back.exit_code == 0);
@@ -296,7 +297,7 @@ TEST_CASE("own files: an old checkpoint that cannot be removed is a warning", "[
   const TemporaryFolder folder;
   for (const bool busy : {false, true}) {
     INFO(busy);
-    const std::string out = run(folder.file(busy ? "busy" : "locked"), 1, kSaves + "--set train.steps=4");
+    const std::string out = run(folder.file(busy ? "busy" : "locked"), 1, kEachSaves + "--set train.steps=4");
     const std::string old = out + "/checkpoints/step_2";
     if (!busy) fs::permissions(old, fs::perms::owner_read | fs::perms::owner_exec);
     const Outcome outcome =
@@ -315,7 +316,8 @@ TEST_CASE("own files: an old checkpoint that cannot be removed is a warning", "[
 
 TEST_CASE("own files: a checkpoint that is a link belongs to the run whose path names it", "[train]") {
   const TemporaryFolder folder;
-  const std::string first = run(folder.file("first"), 1, kSaves + "--set train.steps=4"), copy = folder.file("copy");
+  const std::string first = run(folder.file("first"), 1, kEachSaves + "--set train.steps=4"),
+                    copy = folder.file("copy");
   fs::copy(first, copy, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
   fs::create_directory(folder.file("archive"));
   fs::rename(copy + "/checkpoints/step_2", folder.file("archive/step_2"));

@@ -52,7 +52,7 @@ std::string as_rank(int rank, const std::string& faults) {
   return as_torchrun_would(rank) + with_faults(faults) + "exec timeout -s KILL 200 ";
 }
 
-Outcome train(int ranks, const std::string& out, const std::string& more, const std::string& before = "") {
+Outcome train_ranks(int ranks, const std::string& out, const std::string& more, const std::string& before = "") {
   return run_command(before + mpirun(ranks) + TRIAD_PROGRAM " " + train_args(out, kZero + more));
 }
 
@@ -160,7 +160,7 @@ TEST_CASE("shared: files that are missing, cut or damaged are named, on every nu
   const auto refused = [&](const std::vector<std::string>& words) {
     for (const int ranks : {1, 2}) {
       const std::string into = folder.file("into");
-      const Outcome outcome = train(ranks, into, kWide + "--set train.steps=12 --resume " + step);
+      const Outcome outcome = train_ranks(ranks, into, kWide + "--set train.steps=12 --resume " + step);
       INFO(outcome.output);
       CHECK(outcome.exit_code == 1);
       for (const std::string& word : words) CHECK(has(outcome.output, word));
@@ -252,8 +252,8 @@ TEST_CASE("shared: a full disk on one rank ends the run, and leaves the older ch
     INFO(file);
     const std::string out = folder.file(file);
     const Outcome outcome =
-        train(2, out, "--set train.steps=1000000 --set train.allow_unsafe=true --set train.save_every=4 ",
-              with_faults(std::string("TRIAD_FULL_DISK='step_8.tmp ") + file + "'"));
+        train_ranks(2, out, "--set train.steps=1000000 --set train.allow_unsafe=true --set train.save_every=4 ",
+                    with_faults(std::string("TRIAD_FULL_DISK='step_8.tmp ") + file + "'"));
     INFO(outcome.output);
     CHECK(outcome.exit_code != 0);
     CHECK(has(outcome.output, file));
@@ -265,7 +265,7 @@ TEST_CASE("shared: a full disk on one rank ends the run, and leaves the older ch
   // A folder that cannot be made.
   const std::string out = run(folder.file("file"), 2, kZero + "--set train.steps=2 --set train.save_last=false ");
   write_text(out + "/checkpoints", "");
-  const Outcome outcome = train(2, out, "--set train.steps=4 --set train.save_every=2 --overwrite ");
+  const Outcome outcome = train_ranks(2, out, "--set train.steps=4 --set train.save_every=2 --overwrite ");
   INFO(outcome.output);
   CHECK(outcome.exit_code != 0);
   CHECK(has(outcome.output, out + "/checkpoints"));
@@ -278,7 +278,7 @@ TEST_CASE("shared: a rank that is killed during a save leaves the older checkpoi
   const TemporaryFolder folder;
   const std::string more = "--set train.steps=12 --set train.save_every=4 --set train.accumulate_grad_batches=2 ";
   const std::string whole = folder.file("whole");
-  REQUIRE(train(2, whole, more).exit_code == 0);
+  REQUIRE(train_ranks(2, whole, more).exit_code == 0);
   for (const int victim : {0, 1}) {
     const std::string out = folder.file("killed" + std::to_string(victim));
     BackgroundProgram program(train_args(out, kZero + more + "--set dist.timeout_s=20 "),
@@ -296,7 +296,7 @@ TEST_CASE("shared: a rank that is killed during a save leaves the older checkpoi
     CHECK_FALSE(fs::exists(out + "/checkpoints/step_8"));
     CHECK(has(resolve_checkpoint(out), "step_4"));
     CHECK(files_in(out + "/checkpoints/step_4") == files_of(2));
-    REQUIRE(train(2, out, more + "--resume latest").exit_code == 0);
+    REQUIRE(train_ranks(2, out, more + "--resume latest").exit_code == 0);
     CHECK_FALSE(has_temporary(out + "/checkpoints"));
     CHECK(same_file(whole + kWeights, out + kWeights));
     CHECK(tensors(tensors_path(out + "/checkpoints/step_12", kMomentsStem)) ==
@@ -321,8 +321,8 @@ TEST_CASE("shared: an error of all ranks waits for the pending checkpoint", "[di
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
-  const Outcome stopped = train(2, out, "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 ",
-                                with_faults("TRIAD_SLOW_SYNC='0.2 step_1.tmp'"));
+  const Outcome stopped = train_ranks(2, out, "--set train.save_every=1 --set train.lr=1e30 --set train.grad_clip=0 ",
+                                      with_faults("TRIAD_SLOW_SYNC='0.2 step_1.tmp'"));
   INFO(stopped.output);
   CHECK(stopped.exit_code == 1);
   CHECK(has(stopped.output, "triad: rank 0: step 2: "));
@@ -392,10 +392,10 @@ TEST_CASE("shared: with dist.zero 3 the final weights are several files in train
   run(out, 2, more + "--overwrite --resume " + out + "/checkpoints/step_2");
   for (const std::string& name : several) CHECK(fs::exists(out + "/checkpoints/set_aside_0/" + name));
   CHECK(weights() == several);
-  CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds a checkpoint of an earlier run"));
+  CHECK(has(train_ranks(2, out, "--set train.steps=2 ").output, "holds a checkpoint of an earlier run"));
   fs::remove_all(out + "/checkpoints");
-  CHECK(has(train(2, out, "--set train.steps=2 ").output, "holds the final weights of an earlier run, " + out));
+  CHECK(has(train_ranks(2, out, "--set train.steps=2 ").output, "holds the final weights of an earlier run, " + out));
   // --overwrite removes the old weights when the run starts. This run diverges, and so writes none.
-  CHECK(train(2, out, "--overwrite --set train.lr=1e30 --set train.grad_clip=0 ").exit_code == 1);
+  CHECK(train_ranks(2, out, "--overwrite --set train.lr=1e30 --set train.grad_clip=0 ").exit_code == 1);
   CHECK(weights().empty());
 }

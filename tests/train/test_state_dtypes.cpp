@@ -24,7 +24,7 @@ namespace {
 
 const std::string kSmall = "--set train.moments_dtype=bf16 --set train.master_dtype=none ";
 
-void train(const std::string& out, const std::string& device, const std::string& more) {
+void train_dtypes(const std::string& out, const std::string& device, const std::string& more) {
   const std::string args = "train " + kTiny + " --set log.out_dir=" + out + " --set runtime.device=" + device +
                            " --set runtime.precision=bf16 --set train.keep_last=0 " + more;
   const Outcome outcome = run_program(args);
@@ -60,25 +60,25 @@ void check_bits_and_resume(const std::string& device) {
   const TemporaryFolder folder;
   const std::string a = folder.file("a"), b = folder.file("b"), c = folder.file("c"), wide = folder.file("wide");
   const std::string save = kSmall + "--set train.save_every=7 ";
-  train(a, device, kSmall);
-  train(b, device, kSmall);
-  train(c, device, save);
+  train_dtypes(a, device, kSmall);
+  train_dtypes(b, device, kSmall);
+  train_dtypes(c, device, save);
   const std::string step = c + "/checkpoints/step_7";
   CHECK(dtypes(step + "/model.safetensors") == std::set<std::string>{"BF16"});
   CHECK(dtypes(step + "/optimizer.safetensors") == std::set<std::string>{"BF16"});
-  train(c, device, save + "--overwrite --resume " + step);
+  train_dtypes(c, device, save + "--overwrite --resume " + step);
   CHECK(same_file(a + "/model.safetensors", b + "/model.safetensors"));
   CHECK(same_file(a + "/model.safetensors", c + "/model.safetensors"));
 
   // The state in fp32 learns the same, within noise.
-  train(wide, device, "--set train.save_every=7 ");
+  train_dtypes(wide, device, "--set train.save_every=7 ");
   INFO("loss " << final_loss(a) << ", with the state in fp32 " << final_loss(wide));
   CHECK(std::abs(final_loss(a) - final_loss(wide)) < 0.05);
 
   // A resume may change the dtypes, in both directions.
   CHECK(dtypes(wide + "/checkpoints/step_7/optimizer.safetensors") == std::set<std::string>{"F32"});
-  train(folder.file("narrowed"), device, save + "--resume " + wide + "/checkpoints/step_7");
-  train(folder.file("widened"), device, "--set train.save_every=7 --resume " + step);
+  train_dtypes(folder.file("narrowed"), device, save + "--resume " + wide + "/checkpoints/step_7");
+  train_dtypes(folder.file("widened"), device, "--set train.save_every=7 --resume " + step);
   for (const char* changed : {"narrowed", "widened"})
     CHECK(std::abs(final_loss(folder.file(changed)) - final_loss(wide)) < 0.05);
   CHECK(dtypes(folder.file("widened/checkpoints/step_14/model.safetensors")) == std::set<std::string>{"F32"});
@@ -116,19 +116,19 @@ void check_split(const std::string& device) {
     const std::string whole = folder.file(optimizer + "_fp32"), split = folder.file(optimizer + "_split"),
                       other = folder.file(optimizer + "_resumed"), back = folder.file(optimizer + "_back");
     INFO(optimizer);
-    train(whole, device, keys + from);
-    train(split, device, keys + kSplit + from);
+    train_dtypes(whole, device, keys + from);
+    train_dtypes(split, device, keys + kSplit + from);
     const auto check_end = [&](const std::string& run) { CHECK(same_file(whole + kWeights, run + kWeights)); };
     check_end(split);
     for (const char* file : {"/checkpoints/step_2/model.safetensors", "/checkpoints/step_2/optimizer.safetensors"})
       CHECK(same_file(whole + file, split + file));
     if (optimizer != "adamw") continue;
-    train(other, device, keys + kSplit + "--resume " + whole + "/checkpoints/step_2");
+    train_dtypes(other, device, keys + kSplit + "--resume " + whole + "/checkpoints/step_2");
     check_end(other);
-    train(back, device, keys + "--resume " + split + "/checkpoints/step_2");
+    train_dtypes(back, device, keys + "--resume " + split + "/checkpoints/step_2");
     check_end(back);
     const std::string host = folder.file("host");
-    train(host, device, keys + kSplit + from + "--set runtime.offload=optimizer ");
+    train_dtypes(host, device, keys + kSplit + from + "--set runtime.offload=optimizer ");
     check_end(host);
   }
 }

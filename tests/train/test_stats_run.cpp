@@ -14,6 +14,7 @@
 #include "tests/support/heartbeats.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/inference.h"
 #include "train/monitor/selection_sample.h"
 #include "train/run/data_source.h"
@@ -24,13 +25,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
-std::string args(const std::string& out, const std::string& more) {
+std::string stats_args(const std::string& out, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + out + " " + more;
 }
 Outcome run(const std::string& out, const std::string& more = "", const std::string& environment = "") {
-  const Outcome outcome = run_program(args(out, more), environment);
+  const Outcome outcome = run_program(stats_args(out, more), environment);
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   return outcome;
@@ -40,7 +39,7 @@ struct Table {
   std::string header;
   std::vector<std::vector<double>> rows;
 };
-Table table(const std::string& path) {
+Table stats_table(const std::string& path) {
   Table out;
   std::istringstream in(read_text(path));
   std::getline(in, out.header);
@@ -80,7 +79,7 @@ TEST_CASE("stats: a run's gates.csv, k_stats.csv and heartbeats", "[stats]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   run(out, "--set log.every=3 --set train.lr=0.05 --set train.accumulate_grad_batches=2");
-  const Table gates = table(out + "/gates.csv"), lists = table(out + "/k_stats.csv");
+  const Table gates = stats_table(out + "/gates.csv"), lists = stats_table(out + "/k_stats.csv");
   CHECK(gates.header == "step,layer,entropy_mean,entropy_min,max_mean,max_max,collapse_frac,cmp,sel,win");
   CHECK(lists.header == "step,layer,k_mean,k_max,rows,pct_at_max");
   REQUIRE(gates.rows.size() == 7 * 2);  // rows for steps 3, 6, ..., 18 and the last step, two layers
@@ -247,8 +246,8 @@ TEST_CASE("stats: a sample of lists has few queries, at any sequence length", "[
 TEST_CASE("stats: dense attention has no rows", "[stats]") {
   const TemporaryFolder folder;
   run(folder.file("dense"), "--set model.attention=dense --set train.steps=2");
-  CHECK(table(folder.file("dense/gates.csv")).rows.empty());
-  CHECK(table(folder.file("dense/k_stats.csv")).rows.empty());
+  CHECK(stats_table(folder.file("dense/gates.csv")).rows.empty());
+  CHECK(stats_table(folder.file("dense/k_stats.csv")).rows.empty());
   CHECK_FALSE(heartbeats(folder.file("dense"), 0, "step_end").at(0).contains("gate_entropy_mean"));
 }
 
@@ -259,7 +258,7 @@ TEST_CASE("stats: forced and uniform gates have the configured values, and are n
     const Outcome outcome =
         run(folder.file(branches[i]), "--set train.steps=4 --set nsa.force_branch=" + std::string(branches[i]));
     CHECK_FALSE(has(outcome.output, "anomaly gate_collapse"));
-    for (const std::vector<double>& g : table(folder.file(branches[i]) + "/gates.csv").rows) {
+    for (const std::vector<double>& g : stats_table(folder.file(branches[i]) + "/gates.csv").rows) {
       for (size_t b = 0; b < 3; ++b) CHECK(g[7 + b] == (b == i));
       CHECK(g[2] == 0);
       CHECK(g[5] == 1);
@@ -267,7 +266,7 @@ TEST_CASE("stats: forced and uniform gates have the configured values, and are n
     }
   }
   run(folder.file("uniform"), "--set train.steps=4 --set nsa.uniform_gate=true --set nsa.gate=sigmoid");
-  for (const std::vector<double>& g : table(folder.file("uniform/gates.csv")).rows) {
+  for (const std::vector<double>& g : stats_table(folder.file("uniform/gates.csv")).rows) {
     CHECK(g[2] == Approx(std::log(3.0)).margin(1e-6));
     CHECK(g[5] == Approx(1.0 / 3).margin(1e-6));
     CHECK(g[6] == 0);
@@ -286,7 +285,7 @@ BiasedRun run_with_bias(const std::string& out, const std::vector<float>& bias, 
   Json state = read_json_file(out + "/checkpoints/step_2/state.json");
   state.erase("files");  // checksums of the old weights
   write_text(out + "/checkpoints/step_2/state.json", state.dump());
-  return {out, run_program(args(out, few + "12 --resume " + out + "/checkpoints/step_2"))};
+  return {out, run_program(stats_args(out, few + "12 --resume " + out + "/checkpoints/step_2"))};
 }
 
 // The bias opens only one branch in layer 1's gate, for every input.
@@ -303,7 +302,7 @@ TEST_CASE("stats: a collapsed gate is reported with its layer, and stops the run
     CHECK(has(anomaly["text"].get<std::string>(), "gates have collapsed onto one branch: layer 1 (entropy 0.0"));
     CHECK_FALSE(has(anomaly["text"].get<std::string>(), "layer 0"));
     CHECK(has(outcome.output, "anomaly gate_collapse: step 5: "));
-    const Table gates = table(out + "/gates.csv");
+    const Table gates = stats_table(out + "/gates.csv");
     CHECK(gates.rows.at(4)[6] == 0);  // rows at step 3: layer 0, then layer 1
     CHECK(gates.rows.at(5)[6] == 1);
     CHECK(gates.rows.at(5)[8] > 0.99);
@@ -327,7 +326,7 @@ TEST_CASE("stats: dead gates are an anomaly of their own, and their shares are N
   CHECK(anomaly["step"] == 5);  // reported at the third step in a row
   CHECK(anomaly["text"] == "step 5: gates are dead, all three branches off: layer 1 (100% of its rows)");
   CHECK(has(outcome.output, "anomaly gate_dead: step 5: "));
-  const Table gates = table(out + "/gates.csv");
+  const Table gates = stats_table(out + "/gates.csv");
   for (size_t column = 2; column < 10; ++column) {
     CHECK(std::isfinite(gates.rows.at(4)[column]));  // rows at step 3: layer 0, then layer 1
     CHECK(std::isnan(gates.rows.at(5)[column]));
@@ -350,11 +349,11 @@ TEST_CASE("stats: two ranks write the rows of one rank that processes all sequen
   const TemporaryFolder folder;
   const std::string few = "--set train.steps=3 --set train.lr=0.05 --set train.micro_batch_size=";
   run(folder.file("one"), few + "4");
-  const Outcome two = run_ranks(2, args(folder.file("two"), few + "2"));
+  const Outcome two = run_ranks(2, stats_args(folder.file("two"), few + "2"));
   INFO(two.output);
   REQUIRE(two.exit_code == 0);
   for (const char* name : {"/gates.csv", "/k_stats.csv"}) {
-    const Table one = table(folder.file("one") + name), both = table(folder.file("two") + name);
+    const Table one = stats_table(folder.file("one") + name), both = stats_table(folder.file("two") + name);
     REQUIRE(one.rows.size() == 6);
     REQUIRE(both.rows.size() == 6);
     for (size_t i = 0; i < 6; ++i)

@@ -30,7 +30,7 @@ struct Measured {
   bool fitted = false;
 };
 
-const std::vector<Measured>& rows() {
+const std::vector<Measured>& measured_rows() {
   const std::vector<std::string> k4x8192 = {"train.seq_len=8192", "train.micro_batch_size=4"},
                                  k1x65536 = {"train.seq_len=65536", "train.micro_batch_size=1"};
   const auto with = [](std::vector<std::string> sets, const std::vector<std::string>& more) {
@@ -68,7 +68,7 @@ const std::vector<Measured>& rows() {
   return kRows;
 }
 
-Config config_of(const Measured& row) {
+Config measured_config(const Measured& row) {
   return load_config(fmt::format("{}/configs/{}.json", TRIAD_SOURCE_DIR, row.config), row.sets).config;
 }
 
@@ -77,14 +77,14 @@ std::string text_of(const Measured& row) {
 }
 
 RunTime time_of(const Measured& row) {
-  const Config config = config_of(row);
+  const Config config = measured_config(row);
   return run_time(config, card_of(row.card), row.ranks, 0, {DocumentMix{}}).value();
 }
 
 }  // namespace
 
 TEST_CASE("cards: estimates are within 15% of measured steps, most of which they are not fitted to", "[fit]") {
-  for (const Measured& row : rows()) {
+  for (const Measured& row : measured_rows()) {
     const RunTime time = time_of(row);
     INFO(text_of(row) << "\n" << run_time_text(time, card_of(row.card), /*in_parts=*/true));
     CHECK(std::abs(time.tokens_per_s() / row.tokens_per_s - 1) < 0.15);
@@ -94,10 +94,10 @@ TEST_CASE("cards: estimates are within 15% of measured steps, most of which they
 }
 
 TEST_CASE("cards: planned memory is within 3% of the runs', in a build without CUDA too", "[fit]") {
-  for (const Measured& row : rows()) {
+  for (const Measured& row : measured_rows()) {
     if (row.gb == 0) continue;
     const std::unique_ptr<Comm> ranks = make_planned_comm(static_cast<int>(row.ranks));
-    const MemoryPlan plan = plan_memory(config_of(row), PlannedDevice(card_of(row.card)), ranks.get());
+    const MemoryPlan plan = plan_memory(measured_config(row), PlannedDevice(card_of(row.card)), ranks.get());
     const double gb = static_cast<double>(plan.peak_bytes()) * 1e-9;
     INFO(text_of(row) << ": " << gb << " GB planned, " << row.gb << " measured");
     CHECK(std::abs(gb / row.gb - 1) < 0.03);
@@ -114,14 +114,14 @@ TEST_CASE("cards: a slower card takes longer, and one that nothing ran on says s
   CHECK(has(run_time_text(estimate("b200"), card_of("b200"), false), "data sheet"));
   CHECK(has(run_time_text(estimate("h100"), card_of("h100"), false), "measured steps on H100s"));
   // Twice the steps take twice as long; steps that are done are not counted.
-  const Config config = config_of({"h100", "m7c_125m", {"train.steps=400"}, 1, 0, 0, 0});
+  const Config config = measured_config({"h100", "m7c_125m", {"train.steps=400"}, 1, 0, 0, 0});
   const auto seconds = [&](int64_t done) {
     return run_time(config, card_of("h100"), 1, done, {DocumentMix{}})->seconds;
   };
   CHECK(seconds(0) == Approx(2 * estimate("h100").seconds));
   CHECK(seconds(300) == Approx(seconds(0) / 4));
   // fp32 has no measured steps.
-  CHECK(!run_time(config_of({"h100", "m7c_125m", {"runtime.precision=fp32"}, 1, 0, 0, 0}), card_of("h100"), 1, 0,
+  CHECK(!run_time(measured_config({"h100", "m7c_125m", {"runtime.precision=fp32"}, 1, 0, 0, 0}), card_of("h100"), 1, 0,
                   {DocumentMix{}}));
   CHECK(card_named("NVIDIA H100 80GB HBM3")->word == std::string("h100"));
   CHECK(!card_named("Tesla V100-SXM2-32GB"));

@@ -17,12 +17,13 @@ using namespace triad::test;
 
 namespace {
 
-const std::string kIndex = "--set nsa.selector=index --set nsa.d_index=4 ",
-                  kOneSoftmax = kIndex + "--set nsa.branches=sel --set nsa.init_blocks=0 --set nsa.local_blocks=1 ";
+const std::string kTaughtIndex = "--set nsa.selector=index --set nsa.d_index=4 ",
+                  kOneSoftmax =
+                      kTaughtIndex + "--set nsa.branches=sel --set nsa.init_blocks=0 --set nsa.local_blocks=1 ";
 
 // 12 steps of 12 sequences of 50 tokens. Returns the run's folder.
-std::string train(const std::string& out, const std::string& keys, const Arrangement& on = {1, ""}, int groups = 1,
-                  int accumulated = 1) {
+std::string train_taught(const std::string& out, const std::string& keys, const Arrangement& on = {1, ""},
+                         int groups = 1, int accumulated = 1) {
   const std::string args = fmt::format(
       "{} --set train.steps=12 --set train.seq_len=50 --set train.eps=1e-4 --set runtime.asserts=true --set "
       "log.heartbeat_every=1 --set train.micro_batch_size={} --set train.accumulate_grad_batches={} {} {}",
@@ -34,7 +35,7 @@ std::string train(const std::string& out, const std::string& keys, const Arrange
 }
 
 // |a - b| / |a| over the final weights of the index, or over all others.
-double distance(const std::string& a, const std::string& b, bool index) {
+double taught_distance(const std::string& a, const std::string& b, bool index) {
   const auto x = tensors(tensors_path(a)), y = tensors(tensors_path(b));
   double error = 0, size = 0;
   for (const auto& [name, values] : x) {
@@ -50,8 +51,8 @@ double distance(const std::string& a, const std::string& b, bool index) {
 
 void check_near(const std::string& one, const std::string& other) {
   INFO(other);
-  CHECK(distance(one, other, /*index=*/false) < 1e-6);
-  CHECK(distance(one, other, /*index=*/true) < 1e-6);
+  CHECK(taught_distance(one, other, /*index=*/false) < 1e-6);
+  CHECK(taught_distance(one, other, /*index=*/true) < 1e-6);
   for (const char* number : {"index_loss", "index_grad_norm"}) {
     const double a = heartbeats(one, 0, "step_end").back()[number].get<double>(),
                  b = heartbeats(other, 0, "step_end").back()[number].get<double>();
@@ -79,10 +80,10 @@ TEST_CASE("taught: 12 steps have the weights of one rank, however ranks and micr
       {"replicas", {4, "--set dist.replicas=2 --set dist.zero=2"}, 4, 3},
   };
   const TemporaryFolder folder;
-  for (const auto& [attention, keys] : {std::pair{"three-", kIndex}, {"sel-", kOneSoftmax}}) {
-    const std::string one = train(folder.file(std::string(attention) + "one"), keys);
+  for (const auto& [attention, keys] : {std::pair{"three-", kTaughtIndex}, {"sel-", kOneSoftmax}}) {
+    const std::string one = train_taught(folder.file(std::string(attention) + "one"), keys);
     for (const Division& d : divisions)
-      check_near(one, train(folder.file(std::string(attention) + d.name), keys, d.on, d.groups, d.accumulated));
+      check_near(one, train_taught(folder.file(std::string(attention) + d.name), keys, d.on, d.groups, d.accumulated));
   }
 }
 
@@ -97,30 +98,30 @@ TEST_CASE("taught: padded rows and dense steps weigh the same on every division"
                            "--set data.kind=text --set model.vocab_size=257 --set data.packing=best_fit "
                            "--set data.max_documents=1 --set data.paths=" +
                            folder.file("text.jsonl") + " ";
-  const std::string one = train(folder.file("one"), data);
-  check_near(one, train(folder.file("accumulated"), data, {1, ""}, 1, 3));
-  check_near(one, train(folder.file("context"), data, {2, "--set dist.context=2"}));
-  check_near(one, train(folder.file("ranks"), data, {2, "--set dist.zero=1"}, 2));
-  const std::string dense = kIndex + R"(--set 'train.stages=[{"steps": 4, "attention": "dense"}, )" +
+  const std::string one = train_taught(folder.file("one"), data);
+  check_near(one, train_taught(folder.file("accumulated"), data, {1, ""}, 1, 3));
+  check_near(one, train_taught(folder.file("context"), data, {2, "--set dist.context=2"}));
+  check_near(one, train_taught(folder.file("ranks"), data, {2, "--set dist.zero=1"}, 2));
+  const std::string dense = kTaughtIndex + R"(--set 'train.stages=[{"steps": 4, "attention": "dense"}, )" +
                             R"({"steps": 8, "attention": "alternate"}]' )";
-  const std::string whole = train(folder.file("dense-one"), dense);
-  check_near(whole, train(folder.file("dense-context"), dense, {2, "--set dist.context=2"}));
-  check_near(whole, train(folder.file("dense-zero"), dense, {2, "--set dist.zero=3"}, 2));
+  const std::string whole = train_taught(folder.file("dense-one"), dense);
+  check_near(whole, train_taught(folder.file("dense-context"), dense, {2, "--set dist.context=2"}));
+  check_near(whole, train_taught(folder.file("dense-zero"), dense, {2, "--set dist.zero=3"}, 2));
 }
 
 TEST_CASE("taught: a resume is exact to the bit, recomputation too, also with Muon and bf16 moments", "[dist]") {
   const TemporaryFolder folder;
   int runs = 0;
-  for (const std::string& keys : {kOneSoftmax, kIndex + "--set train.optimizer=muon --set model.qk_norm=true ",
+  for (const std::string& keys : {kOneSoftmax, kTaughtIndex + "--set train.optimizer=muon --set model.qk_norm=true ",
                                   kOneSoftmax + "--set train.moments_dtype=bf16 --set train.index_lr_factor=3 "}) {
     INFO(keys);
     const std::string at = folder.file(std::to_string(runs++));
-    const std::string whole = train(at + "-whole", keys);
+    const std::string whole = train_taught(at + "-whole", keys);
     const std::string saving = keys + "--set train.save_every=5 ";
-    train(at + "-resumed", saving);
-    train(at + "-resumed", saving + "--overwrite --resume " + at + "-resumed/checkpoints/step_5 ");
+    train_taught(at + "-resumed", saving);
+    train_taught(at + "-resumed", saving + "--overwrite --resume " + at + "-resumed/checkpoints/step_5 ");
     CHECK(same_file(whole + kWeights, at + "-resumed" + kWeights));
-    CHECK(same_file(whole + kWeights, train(at + "-block", keys + "--set runtime.recompute=block ") + kWeights));
+    CHECK(same_file(whole + kWeights, train_taught(at + "-block", keys + "--set runtime.recompute=block ") + kWeights));
   }
 }
 
@@ -128,15 +129,15 @@ TEST_CASE("taught: the index is clipped by its own norm and moves nothing else",
   const TemporaryFolder folder;
   // All blocks fit into the lists, so that other weights do not depend on what the index selects.
   const auto run = [&](const std::string& name, const std::string& keys) {
-    return train(folder.file(name), kIndex + "--set nsa.n_sel=7 " + keys);
+    return train_taught(folder.file(name), kTaughtIndex + "--set nsa.n_sel=7 " + keys);
   };
   const std::string one = run("one", ""), loud = run("loud", "--set nsa.index_loss=1e6 "),
                     louder = run("louder", "--set nsa.index_loss=1e7 "),
                     still = run("still", "--set train.index_lr_factor=0 ");
-  for (const std::string& other : {loud, louder, still}) CHECK(distance(one, other, /*index=*/false) == 0);
-  CHECK(distance(one, still, /*index=*/true) > 1e-3);
+  for (const std::string& other : {loud, louder, still}) CHECK(taught_distance(one, other, /*index=*/false) == 0);
+  CHECK(taught_distance(one, still, /*index=*/true) > 1e-3);
   // Above train.grad_clip a louder loss has the same clipped gradient.
-  CHECK(distance(loud, louder, /*index=*/true) < 1e-4);
+  CHECK(taught_distance(loud, louder, /*index=*/true) < 1e-4);
   const Json first = heartbeats(one, 0, "step_end").front(), first_loud = heartbeats(loud, 0, "step_end").front();
   CHECK(first_loud["index_grad_norm"].get<double>() ==
         Approx(1e6 * first["index_grad_norm"].get<double>()).epsilon(1e-4));
@@ -185,11 +186,12 @@ TEST_CASE("taught: keys and variables that do not fit name both keys and the val
 TEST_CASE("taught: init_from takes the weights of dense attention and of three branches", "[dist]") {
   const TemporaryFolder folder;
   const auto fresh = [&](const std::string& name, const std::string& keys) {
-    return train(folder.file(name), keys + "--set train.steps=0 ");
+    return train_taught(folder.file(name), keys + "--set train.steps=0 ");
   };
   const auto weights = [](const std::string& out) { return tensors(out + kWeights); };
-  const std::string three = train(folder.file("three"), ""), index = train(folder.file("index"), kIndex),
-                    dense = train(folder.file("dense"), "--set model.attention=dense ");
+  const std::string three = train_taught(folder.file("three"), ""),
+                    index = train_taught(folder.file("index"), kTaughtIndex),
+                    dense = train_taught(folder.file("dense"), "--set model.attention=dense ");
   const std::string target = kOneSoftmax + "--set train.seed=4 ";
   const auto begun = weights(fresh("begun", target));
   for (const std::string& from : {three, index, dense}) {
@@ -203,23 +205,23 @@ TEST_CASE("taught: init_from takes the weights of dense attention and of three b
     }
     std::filesystem::remove_all(folder.file("ours"));
   }
-  const auto added = weights(fresh("added", kIndex + "--set train.init_from=" + three + " "));
+  const auto added = weights(fresh("added", kTaughtIndex + "--set train.init_from=" + three + " "));
   for (const auto& [name, values] : weights(three)) CHECK(added.at(name) == values);
   // All blocks fit into the lists: the dense model's loss.
   const auto first_loss = [&](const std::string& out) {
     return heartbeats(out, 0, "step_end").front()["loss"].get<double>();
   };
   const std::string from = "--set train.init_from=" + dense + " ";
-  const std::string control = train(folder.file("control"), "--set model.attention=dense " + from);
-  CHECK(first_loss(train(folder.file("all"), kOneSoftmax + "--set nsa.n_sel=7 " + from)) ==
+  const std::string control = train_taught(folder.file("control"), "--set model.attention=dense " + from);
+  CHECK(first_loss(train_taught(folder.file("all"), kOneSoftmax + "--set nsa.n_sel=7 " + from)) ==
         Approx(first_loss(control)).epsilon(2e-6));
   // So has the first step of a dense warm-up, however few blocks the lists hold later.
-  const std::string warm =
-      train(folder.file("warm"),
-            kOneSoftmax + from + R"(--set train.steps=null --set 'train.stages=[{"steps": 4, "attention": "dense"}, )" +
-                R"({"steps": 8}]' )");
+  const std::string warm = train_taught(
+      folder.file("warm"), kOneSoftmax + from +
+                               R"(--set train.steps=null --set 'train.stages=[{"steps": 4, "attention": "dense"}, )" +
+                               R"({"steps": 8}]' )");
   CHECK(first_loss(warm) == Approx(first_loss(control)).epsilon(2e-6));
-  CHECK(distance(warm, control, /*index=*/false) > 1e-6);
+  CHECK(taught_distance(warm, control, /*index=*/false) > 1e-6);
 }
 
 TEST_CASE("taught: the log of init_from says what begins fresh", "[dist]") {
@@ -231,10 +233,10 @@ TEST_CASE("taught: the log of init_from says what begins fresh", "[dist]") {
   const Run runs[] = {
       {dense, "--set model.attention=dense ", ""},
       {three, "--set train.init_from=" + dense + " ", "; 8 tensors begin fresh (gates)"},
-      {folder.file("phi"), "--set nsa.phi=conv --set train.init_from=" + dense + " " + kIndex,
+      {folder.file("phi"), "--set nsa.phi=conv --set train.init_from=" + dense + " " + kTaughtIndex,
        "; 16 tensors begin fresh (gates, phi, index)"},
       {folder.file("sel"), "--set train.init_from=" + dense + " " + kOneSoftmax, "; 4 tensors begin fresh (index)"},
-      {folder.file("index"), "--set train.init_from=" + three + " " + kIndex, "; 4 tensors begin fresh (index)"},
+      {folder.file("index"), "--set train.init_from=" + three + " " + kTaughtIndex, "; 4 tensors begin fresh (index)"},
       {folder.file("mixed"), "--set model.dense_layers=0:1 --set train.init_from=" + dense + " " + kOneSoftmax,
        "; 2 tensors begin fresh (index)"},
       {folder.file("same"), "--set train.init_from=" + folder.file("sel") + " " + kOneSoftmax, ""},

@@ -8,6 +8,7 @@
 #include "engine/process/progress_line.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
+#include "tests/support/train_run.h"
 #include "train/monitor/banner.h"
 #include "train/monitor/pace.h"
 
@@ -15,8 +16,6 @@ using namespace triad;
 using namespace triad::test;
 
 namespace {
-
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
 
 bool require_script() {
   if (run_command("script -qec true /dev/null </dev/null").exit_code == 0) return true;
@@ -53,7 +52,7 @@ Shown shown(const std::string& bytes) {
   return out;
 }
 
-std::string args(const TemporaryFolder& folder, const std::string& more) {
+std::string terminal_args(const TemporaryFolder& folder, const std::string& more) {
   return "train " + kTiny + " --set runtime.device=cpu --set log.out_dir=" + folder.file("run") + " " + more;
 }
 
@@ -139,7 +138,7 @@ TEST_CASE("terminal: at most 13 lines before the first step say what is trained,
   const TemporaryFolder folder;
   const std::string more =
       "--set train.save_every=10 --set train.keep_every=10 --set runtime.cuda_graph=true --overwrite ";
-  const Outcome usual = run_program(args(folder, more), "NSA_LR=0.002 NSA_ACCUM=2");
+  const Outcome usual = run_program(terminal_args(folder, more), "NSA_LR=0.002 NSA_ACCUM=2");
   INFO(usual.output);
   REQUIRE(usual.exit_code == 0);
   const std::vector<std::string> lines = shown(usual.output).lines;
@@ -156,7 +155,7 @@ TEST_CASE("terminal: at most 13 lines before the first step say what is trained,
   for (const char* text : {"kernel of ", "\"dim\":32", "\"heartbeat_every\":-1"}) {
     CHECK_FALSE(has(usual.output, text));
     CHECK(has(read_text(folder.file("run/ranks/rank_0.log")), text));
-    CHECK(has(run_program(args(folder, more + "--verbose")).output, text));
+    CHECK(has(run_program(terminal_args(folder, more + "--verbose")).output, text));
   }
 }
 
@@ -178,7 +177,7 @@ TEST_CASE("terminal: no other output corrupts the progress line, which fits", "[
   // An anomaly is printed while a progress line is open.
   const std::string more = "--set train.lr=0 --set log.plateau_steps=2 --set train.save_every=10 --overwrite";
   for (const int columns : {80, 120, 40}) {
-    const Outcome outcome = on_terminal(folder, columns, args(folder, more));
+    const Outcome outcome = on_terminal(folder, columns, terminal_args(folder, more));
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     const Shown screen = shown(outcome.output);
@@ -235,7 +234,7 @@ TEST_CASE("terminal: errors are red and warnings yellow, but not in files, and n
     CHECK(!has(with(environment, "plan absent.json"), "\x1b["));
   }
   CHECK(!has(run_program("plan absent.json", "TERM=xterm").output, "\x1b["));
-  const std::string few = args(folder, "--set train.steps=1 --set runtime.precision=bf16");
+  const std::string few = terminal_args(folder, "--set train.steps=1 --set runtime.precision=bf16");
   CHECK(has(with("TERM=xterm", few), yellow + "triad: "));
 }
 
@@ -245,7 +244,7 @@ TEST_CASE("terminal: a long first step shows that it goes on", "[terminal][waits
   // The first product sleeps longer than the time after which a terminal shows where a step is.
   write_text(folder.file("command"),
              fmt::format("{}exec {} {}\n", with_faults("TRIAD_FAULTS='0 0.2' TRIAD_FAULTS_MOST_S=4"), TRIAD_PROGRAM,
-                         args(folder, "--set train.steps=2")));
+                         terminal_args(folder, "--set train.steps=2")));
   const Outcome outcome = run_command("script -qec 'sh " + folder.file("command") + "' /dev/null </dev/null");
   INFO(outcome.output);
   CHECK(outcome.exit_code == 0);
@@ -255,7 +254,7 @@ TEST_CASE("terminal: a long first step shows that it goes on", "[terminal][waits
 
 TEST_CASE("terminal: a finished run names the next commands, which run", "[terminal]") {
   const TemporaryFolder folder;
-  const Outcome outcome = run_program(args(folder, "--set train.steps=2"));
+  const Outcome outcome = run_program(terminal_args(folder, "--set train.steps=2"));
   INFO(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   const size_t begin = outcome.output.find("next: ");

@@ -1,4 +1,5 @@
 // Detecting hung and slow runs: the rules on made-up numbers, and whole runs with an injected fault.
+#include "tests/support/train_run.h"
 #include "train/monitor/watchdog.h"
 
 #include <signal.h>
@@ -25,9 +26,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const std::string kTiny = TRIAD_SOURCE_DIR "/configs/tiny.json";
-
-Config config_with(const std::vector<std::string>& sets = {}) { return load_config(kTiny, sets).config; }
+Config watched_config(const std::vector<std::string>& sets = {}) { return load_config(kTiny, sets).config; }
 
 // Waits until a rank has logged more than `before` heartbeats with this msg, and returns the last one. Fails after
 // three minutes, a limit for busy machines.
@@ -78,7 +77,7 @@ void halt(const std::string& folder) { write_text(folder + "/.HALT", ""); }
 
 TEST_CASE("watchdog: the usual time of a step is that of its stage", "[watchdog]") {
   const Config config =
-      config_with({"train.steps=null", R"(train.stages=[{"steps":9},{"steps":9,"seq_len":16}])", "log.slow_s=10"});
+      watched_config({"train.steps=null", R"(train.stages=[{"steps":9},{"steps":9,"seq_len":16}])", "log.slow_s=10"});
   StallRule rule(config, /*first_step=*/4);
   Progress::Position place{.stage = Stage::forward};
   double now = 0;
@@ -97,7 +96,7 @@ TEST_CASE("watchdog: the usual time of a step is that of its stage", "[watchdog]
 }
 
 TEST_CASE("watchdog: a rank that advances slowly is slow, one that does not advance is hung", "[watchdog]") {
-  const Config config = config_with({"log.hang_s=30", "log.slow_s=10", "log.slow_factor=5"});
+  const Config config = watched_config({"log.hang_s=30", "log.slow_s=10", "log.slow_factor=5"});
   StallRule rule(config);
   using State = StallRule::State;
   Progress::Position place{.stage = Stage::forward};
@@ -132,7 +131,7 @@ TEST_CASE("watchdog: a rank that advances slowly is slow, one that does not adva
 }
 
 TEST_CASE("watchdog: the first steps are never slow, because the usual duration is not known yet", "[watchdog]") {
-  const Config config = config_with();
+  const Config config = watched_config();
   StallRule rule(config);
   Progress::Position place{.stage = Stage::forward};
   for (int i = 0; i < 1000; ++i) {
@@ -146,7 +145,7 @@ TEST_CASE("watchdog: an evaluation, which has forward passes too, is not a slow 
   Context& ctx = runtime.ctx();
   Progress progress(Device::cpu());
   ctx.listeners->push_back(&progress);
-  const Config config = config_with({"log.slow_s=10", "log.slow_factor=5"});
+  const Config config = watched_config({"log.slow_s=10", "log.slow_factor=5"});
   StallRule rule(config);
   using State = StallRule::State;
   double now = 0;
@@ -175,7 +174,7 @@ TEST_CASE("watchdog: an evaluation, which has forward passes too, is not a slow 
 
 TEST_CASE("watchdog: a waiting rank logs its position before others can report it as hung", "[watchdog]") {
   const TemporaryFolder folder;
-  const Config config = config_with({"log.hang_s=3"});
+  const Config config = watched_config({"log.hang_s=3"});
   const Device cpu = Device::cpu();
   const std::unique_ptr<Comm> comm = make_self_comm(cpu);
   const Progress progress(cpu);
@@ -341,7 +340,7 @@ TEST_CASE("watchdog: SIGUSR1 writes a dump, and the run goes on", "[watchdog]") 
 
 TEST_CASE("watchdog: registered functions are called on SIGUSR1", "[watchdog]") {
   const TemporaryFolder folder;
-  const Config config = config_with();
+  const Config config = watched_config();
   const Device cpu = Device::cpu();
   const std::unique_ptr<Comm> comm = make_self_comm(cpu);
   const Progress progress(cpu);

@@ -42,7 +42,7 @@ std::string train_arguments(const std::string& out, int ranks, int accumulated, 
       "train.eps=1e-4 {}",
       train_args(out), 12 / ranks / accumulated, accumulated, more);
 }
-std::string train(const std::string& out, int ranks, int accumulated, const std::string& more) {
+std::string train_zero(const std::string& out, int ranks, int accumulated, const std::string& more) {
   const std::string args = train_arguments(out, ranks, accumulated, more);
   const Outcome outcome = ranks == 1 ? run_program(args) : run_ranks(ranks, args);
   INFO(ranks << " ranks: triad " << args << "\n" << outcome.output);
@@ -53,11 +53,12 @@ std::string train(const std::string& out, int ranks, int accumulated, const std:
 // Checks bits with dist.zero 0 to 3 and these keys, and the distance to one rank's weights.
 void check_stages(int ranks, int accumulated, const std::string& more, double most) {
   const TemporaryFolder folder;
-  const auto one = weights_of(train(folder.file("one"), 1, 1, more));
+  const auto one = weights_of(train_zero(folder.file("one"), 1, 1, more));
   std::vector<std::map<std::string, std::vector<float>>> by_zero;
   for (int zero = 0; zero < 4; ++zero)
-    by_zero.push_back(weights_of(train(folder.file(std::to_string(zero)), ranks, accumulated,
-                                       fmt::format("--set dist.bucket_mb=0.1 --set dist.zero={} {}", zero, more))));
+    by_zero.push_back(
+        weights_of(train_zero(folder.file(std::to_string(zero)), ranks, accumulated,
+                              fmt::format("--set dist.bucket_mb=0.1 --set dist.zero={} {}", zero, more))));
   INFO(ranks << " ranks, " << accumulated << " micro-steps " << more);
   CHECK(by_zero[0] == by_zero[1]);
   CHECK(by_zero[2] == by_zero[3]);
@@ -95,10 +96,10 @@ TEST_CASE("zero: replicas of the shards give the weights of one rank", "[dist]")
   check_stages(4, 3, "--set dist.replicas=2 --set train.save_every=10", 1e-6);
   const TemporaryFolder folder;
   const std::string keys = "--set dist.zero=2 --set dist.replicas=2 ";
-  const auto by_mpi = weights_of(train(folder.file("mpi"), 4, 1, keys));
+  const auto by_mpi = weights_of(train_zero(folder.file("mpi"), 4, 1, keys));
   // If each rank is a replica, sums are those without replicas.
-  CHECK(weights_of(train(folder.file("apart"), 2, 1, "--set dist.replicas=2 --set dist.zero=3")) ==
-        weights_of(train(folder.file("none"), 2, 1, "")));
+  CHECK(weights_of(train_zero(folder.file("apart"), 2, 1, "--set dist.replicas=2 --set dist.zero=3")) ==
+        weights_of(train_zero(folder.file("none"), 2, 1, "")));
   // Rank groups without MPI.
   const std::string tcp = folder.file("tcp");
   const Outcome started = run_command(
@@ -117,8 +118,8 @@ TEST_CASE("zero: between replicas gradients are in bf16 if dist.replicas_grad_dt
   const TemporaryFolder folder;
   int runs = 0;
   const auto weights = [&](const std::string& keys, int ranks = 4) {
-    return weights_of(
-        train(folder.file(std::to_string(runs++)), ranks, 1, "--set dist.bucket_mb=0.1 --set train.steps=8 " + keys));
+    return weights_of(train_zero(folder.file(std::to_string(runs++)), ranks, 1,
+                                 "--set dist.bucket_mb=0.1 --set train.steps=8 " + keys));
   };
   const std::string two = "--set dist.replicas=2 ", between = "--set dist.replicas_grad_dtype=bf16 ";
   // A run with this trace fails if replicas do not round alike.
@@ -141,7 +142,7 @@ TEST_CASE("zero: evaluations have the loss of one rank, if some ranks have a bat
     INFO(batches << " batches");
     const std::string more = fmt::format("--set train.eval_every=10 --set train.eval_batches={} ", batches);
     const auto losses = [&](const std::string& name, int ranks, const std::string& keys) {
-      return column(train(folder.file(name + batches), ranks, 12 / ranks, more + keys) + "/val.csv", "val_loss");
+      return column(train_zero(folder.file(name + batches), ranks, 12 / ranks, more + keys) + "/val.csv", "val_loss");
     };
     const std::map<int, double> one = losses("one", 1, "");
     CHECK(one.size() == 2);
@@ -173,12 +174,12 @@ TEST_CASE("offload: an optimizer's state on the host gives the bits of one on th
   int number = 0;
   const auto check = [&](int ranks, const std::string& more) {
     INFO(ranks << " ranks " << more);
-    const std::string a = train(folder.file(std::to_string(number++)), ranks, 1, more),
-                      b = train(folder.file(std::to_string(number++)), ranks, 1,
-                                more + " --set runtime.offload=optimizer --set train.save_every=10");
+    const std::string a = train_zero(folder.file(std::to_string(number++)), ranks, 1, more),
+                      b = train_zero(folder.file(std::to_string(number++)), ranks, 1,
+                                     more + " --set runtime.offload=optimizer --set train.save_every=10");
     CHECK(weights_of(a) == weights_of(b));
-    const std::string c = train(folder.file(std::to_string(number++)), ranks, 1,
-                                more + " --set runtime.offload=optimizer --resume " + b + "/checkpoints/step_10");
+    const std::string c = train_zero(folder.file(std::to_string(number++)), ranks, 1,
+                                     more + " --set runtime.offload=optimizer --resume " + b + "/checkpoints/step_10");
     CHECK(weights_of(a) == weights_of(c));
   };
   check(1, "");
@@ -191,6 +192,6 @@ TEST_CASE("offload: an optimizer's state on the host gives the bits of one on th
   if (!require_gpu()) return;
   const TemporaryFolder folder;
   const std::string more = "--set runtime.device=cuda --set runtime.precision=bf16 ";
-  CHECK(weights_of(train(folder.file("device"), 1, 3, more)) ==
-        weights_of(train(folder.file("host"), 1, 3, more + "--set runtime.offload=optimizer")));
+  CHECK(weights_of(train_zero(folder.file("device"), 1, 3, more)) ==
+        weights_of(train_zero(folder.file("host"), 1, 3, more + "--set runtime.offload=optimizer")));
 }

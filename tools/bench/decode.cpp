@@ -30,7 +30,7 @@ namespace triad {
 
 namespace {
 
-constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
+constexpr int kCmpBranch = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
 struct DecodeBenchOptions {
@@ -201,14 +201,14 @@ class DecodeBench {
     row.ms[kWin] += layers([&] {
       nsa_attend_window_forward(ctx(), out(kWin), {from.q, from.k[kWin], from.v[kWin]}, n.w);
     });
-    row.ms[kCmp] += layers([&] {
-      nsa_compress_forward(ctx(), s.k_cmp, from.k[kCmp], w.phi_k, n.phi_options());
-      nsa_compress_forward(ctx(), s.v_cmp, from.v[kCmp], w.phi_v, n.phi_options());
-      nsa_attend_compressed_forward(ctx(), out(kCmp), {from.q, s.k_cmp, s.v_cmp}, n);
+    row.ms[kCmpBranch] += layers([&] {
+      nsa_compress_forward(ctx(), s.k_cmp, from.k[kCmpBranch], w.phi_k, n.phi_options());
+      nsa_compress_forward(ctx(), s.v_cmp, from.v[kCmpBranch], w.phi_v, n.phi_options());
+      nsa_attend_compressed_forward(ctx(), out(kCmpBranch), {from.q, s.k_cmp, s.v_cmp}, n);
     });
     row.ms[kSel] += layers([&] {
       if (from.index.q.empty())
-        nsa_select(ctx(), s.block_index, from.q, s.k_cmp, s.lse[kCmp], n);
+        nsa_select(ctx(), s.block_index, from.q, s.k_cmp, s.lse[kCmpBranch], n);
       else
         nsa_select_index(ctx(), s.block_index, from.index.q, from.index.k, n);
       nsa_attend_selected_forward(ctx(), out(kSel), {from.q, from.k[kSel], from.v[kSel]}, s.block_index, n.l_sel);
@@ -274,7 +274,7 @@ class DecodeBench {
     session_->decoder().queue(ctx(), {.reads = counted_});
     std::array<int64_t, 3> reads{};
     read(ctx(), reads.data(), counted_);
-    return a_group(static_cast<double>(reads[kCmp] + reads[kSel] + reads[kWin]), o_.batch * c_.n_layers);
+    return a_group(static_cast<double>(reads[kCmpBranch] + reads[kSel] + reads[kWin]), o_.batch * c_.n_layers);
   }
 
   void measure_step(Row& row) {
@@ -282,7 +282,7 @@ class DecodeBench {
     row.ms_total = step_ms(row.S, {true, true, true});
     // Dense attention is in the window branch's column, and DecodeProbe treats it so too.
     for (int b = c_.has_lists() ? 0 : kWin; b < 3; ++b)
-      row.ms[b] = step_ms(row.S, {b == kCmp, b == kSel, b == kWin}) - without;
+      row.ms[b] = step_ms(row.S, {b == kCmpBranch, b == kSel, b == kWin}) - without;
   }
 
   double step_ms(int64_t S, const std::array<bool, 3>& branches) {
@@ -326,13 +326,13 @@ Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row&
           {"pass", prefill ? "forward" : "step"},
           {"us", 1e3 * r.ms_total},
           {"runs", o.runs},
-          {"us_cmp", 1e3 * r.ms[kCmp]},
+          {"us_cmp", 1e3 * r.ms[kCmpBranch]},
           {"us_sel", 1e3 * r.ms[kSel]},
           {"us_win", 1e3 * r.ms[kWin]},
           {"reads", prefill ? r.reads : r.reads_decode}};
 }
 
-void run_bench(const DecodeBenchOptions& o, bool prefill) {
+void run_decode_bench(const DecodeBenchOptions& o, bool prefill) {
   o.kept.check_files();
   const LoadedConfig loaded = load_config(o.config, o.sets);
   const Config& config = loaded.config;
@@ -355,10 +355,10 @@ void run_bench(const DecodeBenchOptions& o, bool prefill) {
   for (const int64_t S : o.lengths) {
     const Row r = bench.row(S, prefill);
     const double expected = expected_reads(config.model, S);
-    fmt::print(file, "{},{:.4f},{:.4f},{:.4f},{:.4f},{},{},{},{}\n", S, r.ms_total, r.ms[kCmp], r.ms[kSel], r.ms[kWin],
-               r.reads, expected, r.reads_decode, expected);
+    fmt::print(file, "{},{:.4f},{:.4f},{:.4f},{:.4f},{},{},{},{}\n", S, r.ms_total, r.ms[kCmpBranch], r.ms[kSel],
+               r.ms[kWin], r.reads, expected, r.reads_decode, expected);
     TRIAD_CHECK(std::fflush(file) == 0, "{} cannot be written", o.csv.empty() ? "standard output" : o.csv);
-    for (const auto& [branch, name] : {std::pair{kCmp, "cmp"}, {kSel, "sel"}, {kWin, "win"}})
+    for (const auto& [branch, name] : {std::pair{kCmpBranch, "cmp"}, {kSel, "sel"}, {kWin, "win"}})
       if (is_noise(r.ms[branch] / r.ms_total))
         print_warning(fmt::format("S {}: ms_{} is noise of the measurement, {}: more --runs show more", S, name,
                                   r.ms[branch] < 0 ? "less than nothing" : "more than the whole"));
@@ -398,7 +398,7 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
       "kernels; reads_actual_decode: the same for a decoding step.\n"
       "reads_expected, reads_expected_decode: both as computed from the config. The exit code is 1 if they differ.");
   o->kept.add_files_to(*verb);
-  verb->callback([o, prefill] { run_bench(*o, prefill); });
+  verb->callback([o, prefill] { run_decode_bench(*o, prefill); });
   return verb;
 }
 

@@ -351,7 +351,7 @@ void print_ranks(const Json& ranks, const Comm& comm) {
 }
 
 // The config's name, the step's rows and what else decides its time: a kept row is compared with those of its name.
-std::string case_name(const LoadedConfig& loaded, int64_t ranks) {
+std::string step_case_name(const LoadedConfig& loaded, int64_t ranks) {
   const Config& c = loaded.config;
   const NsaConfig& nsa = c.model.nsa;
   std::string name =
@@ -361,10 +361,8 @@ std::string case_name(const LoadedConfig& loaded, int64_t ranks) {
   if (c.model.attention == AttentionKind::nsa && nsa.selector == Selector::index) name += ", index";
   if (c.runtime.matmul_dtype == MatmulDType::fp8) name += c.runtime.fp8_weight_grads ? ", fp8 weight grads" : ", fp8";
   for (const auto& [key, value, usual] :
-       {std::tuple{"context", c.dist.context, int64_t{1}},
-        std::tuple{"zero", ranks > 1 ? c.dist.zero : 0, int64_t{0}},
-        std::tuple{"replicas", c.dist.replicas, int64_t{1}},
-        std::tuple{"select_every", nsa.every, int64_t{1}},
+       {std::tuple{"context", c.dist.context, int64_t{1}}, std::tuple{"zero", ranks > 1 ? c.dist.zero : 0, int64_t{0}},
+        std::tuple{"replicas", c.dist.replicas, int64_t{1}}, std::tuple{"select_every", nsa.every, int64_t{1}},
         std::tuple{"lora", c.train.lora ? c.train.lora->rank : 0, int64_t{0}}})
     if (value != usual) name += fmt::format(", {} {}", key, value);
   return name;
@@ -382,7 +380,7 @@ Json measure_steps(Steps& steps, const StepOptions& o, const LoadedConfig& loade
   const double share = share_of(config),
                executed = training_flops(config.model, B, t.seq_len, config.recompute) * share / us * 1e-6;
   return {{"op", "step"},
-          {"case", case_name(loaded, ranks)},
+          {"case", step_case_name(loaded, ranks)},
           {"pass", "step"},
           {"us", us},
           {"runs", o.steps},

@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "engine/check.h"
+#include "engine/process/seconds_since.h"
 #include "io/file.h"
 #include "io/json_config.h"
 #include "tools/csv_table.h"
@@ -34,8 +35,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(50);
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 // ---- processes ----
 

@@ -17,6 +17,7 @@
 #include "engine/context.h"
 #include "engine/process/counted.h"
 #include "engine/process/nvml.h"
+#include "engine/units.h"
 #include "engine/with_cuda.h"
 #include "io/file.h"
 #include "kernels/common/blas_core.h"
@@ -32,7 +33,6 @@ namespace triad {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr double kMiB = 1024.0 * 1024.0;
 
 double free_disk_mib(const std::string& path) {
   struct statvfs s {};

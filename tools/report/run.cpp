@@ -14,6 +14,7 @@
 #include "engine/check.h"
 #include "engine/process/parse.h"
 #include "engine/process/text.h"
+#include "engine/units.h"
 #include "io/data/position_losses.h"
 #include "io/file.h"
 #include "tools/csv_table.h"
@@ -32,7 +33,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int kKnownSampleSchema = 3, kKnownLengthsSchema = 1;
 
 // Memory in MiB by category, from the run's memory snapshots, as [{label, step, categories}].

@@ -32,7 +32,9 @@ NameOf names_or_own(const ModelConfig& ours, const ModelConfig& theirs) {
   return names ? names : with_prefix("");
 }
 
-std::string file_name_of(const SafetensorsFile& file) { return std::filesystem::path(file.path()).filename().string(); }
+std::string adapter_file_name(const SafetensorsFile& file) {
+  return std::filesystem::path(file.path()).filename().string();
+}
 
 }  // namespace
 
@@ -56,7 +58,7 @@ Json base_checksums(const ModelSource& base) {
   Json checksums = Json::object();
   const WeightIndex index(base.weights);
   for (const SafetensorsFile& file : index.files())
-    if (const auto checksum = file.checksum()) checksums[file_name_of(file)] = fmt::format("{:08x}", *checksum);
+    if (const auto checksum = file.checksum()) checksums[adapter_file_name(file)] = fmt::format("{:08x}", *checksum);
   return checksums;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/check.h"
+#include "engine/process/seconds_since.h"
 #include "io/checkpoint.h"
 #include "io/file.h"
 #include "io/weight_index.h"
@@ -16,7 +17,6 @@ namespace triad {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 constexpr int buffer_of(Optimizer::State state) { return static_cast<int>(state); }
 std::vector<StatePart::Buffer> buffers_of(const Config& config) {

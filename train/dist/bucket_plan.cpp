@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/check.h"
+#include "engine/units.h"
 #include "kernels/step/reduce.h"
 #include "model/flops.h"
 #include "train/config/schedule.h"
@@ -11,7 +12,6 @@
 namespace triad {
 
 namespace {
-constexpr double kMiB = 1024.0 * 1024.0;
 constexpr int64_t kElementAlign = 128;
 }  // namespace
 

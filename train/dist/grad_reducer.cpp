@@ -4,6 +4,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/units.h"
 #include "kernels/ops/cast.h"
 #include "kernels/step/accumulate.h"
 #include "kernels/step/rank_sum.h"
@@ -12,8 +13,6 @@
 namespace triad {
 
 namespace {
-
-constexpr double kMiB = 1024.0 * 1024.0;
 
 // The parameter whose gradient shows whether this rank's backward was finite: the first norm's gain. Its gradient is
 // computed from backward's last dx, which any earlier NaN or infinity reaches. If it is frozen, the first adapter of

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "engine/units.h"
 #include "model/activations.h"
 
 namespace triad {
@@ -233,7 +234,6 @@ std::string arguments_of(const Settings& s, int64_t ranks) {
 
 std::string fit_advice(const Config& config, const PlannedDevice& device, int64_t bytes, Comm* comm,
                        int64_t most_documents) {
-  constexpr double kMiB = 1024.0 * 1024.0;
   std::vector<std::string> fits;
   const auto add = [&](const std::string& setting, const MemoryPlan& plan) {
     fits.push_back(fmt::format("{} ({:.0f} MiB)", setting, static_cast<double>(plan.peak_bytes()) / kMiB));

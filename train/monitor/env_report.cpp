@@ -6,6 +6,7 @@
 #include <zlib.h>
 
 #include "engine/backend.h"
+#include "engine/units.h"
 #include "kernels/common/blas_core.h"
 #include "kernels/ops/linear_fp8.h"
 #include "kernels/ops/matmul.h"
@@ -14,8 +15,6 @@
 namespace triad {
 
 namespace {
-
-constexpr double kMiB = 1024.0 * 1024.0;
 
 Json library_versions(Device device) {
   return {{"matrix products", matmul_libraries(device)},

@@ -7,14 +7,13 @@
 #include <ctime>
 #include <numeric>
 
+#include "engine/units.h"
 #include "train/monitor/pace.h"
 #include "train/monitor/watchdog.h"
 
 namespace triad {
 
 namespace {
-
-constexpr double kMiB = 1024.0 * 1024.0;
 
 // Heartbeat format version; increase it when a field changes its meaning or is removed.
 constexpr int kHeartbeatSchema = 1;

@@ -8,14 +8,13 @@
 
 #include "engine/check.h"
 #include "engine/process/parse.h"
+#include "engine/units.h"
 #include "io/file.h"
 #include "kernels/ops/matmul.h"
 
 namespace triad {
 
 namespace {
-
-constexpr double kMiB = 1024.0 * 1024.0;
 
 // Elements [begin, end) in a flat buffer that belong to one parameter.
 struct NamedRange {

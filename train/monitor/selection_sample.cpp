@@ -9,7 +9,7 @@ namespace triad {
 
 namespace {
 
-constexpr int kSchema = 3;
+constexpr int kSampleSchema = 3;
 // Limits on a sample's size: queries; selected blocks over all layers and groups.
 constexpr int64_t kMostQueries = 128, kMostBlocks = 1 << 18;
 
@@ -91,7 +91,7 @@ Json selection_sample(Context& ctx, Activations& act, const ModelConfig& c, int6
     }
     all_lists.push_back(std::move(layer_lists));
   }
-  return {{"schema", kSchema},
+  return {{"schema", kSampleSchema},
           {"step", step},
           {"seq_len", sampled_tokens(act)},
           {"bounds", bounds_of_first_row(ctx, act)},

@@ -9,14 +9,13 @@
 #include <vector>
 
 #include "engine/backend.h"
+#include "engine/units.h"
 #include "kernels/ops/matmul.h"
 #include "model/flops.h"
 
 namespace triad {
 
-namespace {
-constexpr double kMiB = 1024.0 * 1024.0;
-}  // namespace
+namespace {}  // namespace
 
 Telemetry::Telemetry(const Config& config, const RunFolder& folder, Device device, const Comm& comm, const Arena& arena,
                      Resume resume, double step_flops, bool verbose)

@@ -4,13 +4,12 @@
 #include <cmath>
 
 #include "engine/backend.h"
+#include "engine/units.h"
 #include "train/config/load_config.h"
 
 namespace triad {
 
 namespace {
-
-constexpr double kMiB = 1024.0 * 1024.0;
 
 // The run's hyperparameters: every scalar config key except in the groups log and dist, which don't affect what the run
 // learns.

@@ -5,6 +5,7 @@
 
 #include "engine/check.h"
 #include "engine/process/counted.h"
+#include "engine/units.h"
 #include "kernels/ops/matmul.h"
 #include "model/params.h"
 #include "train/fit/fit.h"
@@ -14,8 +15,6 @@
 namespace triad {
 
 namespace {
-
-constexpr double kMiB = 1024.0 * 1024.0;
 
 // Beyond any machine's memory; bounds the time that planning takes.
 constexpr int64_t kMostParameters = int64_t{1} << 40;

@@ -17,7 +17,7 @@ namespace triad {
 
 namespace {
 
-constexpr size_t kHeadBytes = 4096;
+constexpr size_t kJudgedBytes = 4096;
 constexpr const char* kSays = "--format or data.format, jsonl or text, says what it is";
 
 enum class Named { nothing, json, jsonl };
@@ -90,14 +90,14 @@ Content content_of(TextInput& input, TextFormat format) {
   const std::string& name = input.name();
   if (format == TextFormat::text) return Content::text;  // TextInput has refused packed_format()
   TextHead head([&](size_t bytes) { return input.look(bytes); });
-  head.up_to(kHeadBytes);
+  head.up_to(kJudgedBytes);
   if (is_shard_head(head.text())) fail("{} is a token shard, not text", name);
   if (const std::string_view foreign = foreign_format(head.text().substr(0, kFormatBytes)); !foreign.empty())
     fail("{}: is {}, no text: plain text and JSONL are read", name, foreign);
   const Named by_name = format == TextFormat::jsonl ? Named::jsonl : named(name);
   const size_t begin = head.skip_blanks(head.begin());
   if (begin == head.size()) return by_name == Named::jsonl ? Content::jsonl : Content::text;
-  refuse_binary(head.text().substr(0, kHeadBytes), name);
+  refuse_binary(head.text().substr(0, kJudgedBytes), name);
   if (by_name == Named::jsonl && head.at(begin) == '<')
     fail("{}: is HTML or XML, no JSONL: the page of an error in place of the file?", name);
   return content_of_shape(json_shape(head, begin), by_name, name);

@@ -1,13 +1,12 @@
 #include "model/sequence/attention.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "engine/fork_join.h"
 #include "kernels/nsa/document_tables.h"
 #include "kernels/nsa/select_index.h"
 #include "kernels/step/rows.h"
+#include "model/sequence/exchange.h"
 #include "model/sequence/index_keys.h"
 
 namespace triad {
@@ -16,90 +15,6 @@ namespace {
 
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
-
-// Keys k [B,rows,Hkv,dk] and values v [B,rows,Hkv,dv], or their gradients. A row is a token or a compressed block.
-struct KvRows {
-  Tensor k, v;
-  KvRows rows(int64_t begin, int64_t end) const { return {k.slice(1, begin, end), v.slice(1, begin, end)}; }
-};
-
-void copy_kv(Context& ctx, const KvRows& to, const KvRows& from) {
-  const RowPair pairs[] = {{to.k, from.k}, {to.v, from.v}};
-  copy_rows(ctx, pairs);
-}
-
-// Rows from other ranks, in transfer into `pair`.
-struct PendingRows {
-  KvRows pair;
-  SequenceGroup::Transfer transfer;
-  const KvRows& finish(Context& ctx) const {
-    transfer.finish(ctx);
-    return pair;
-  }
-};
-
-// Exchanges in one layer's forward or backward. Memory is allocated in `scope`.
-class Exchange {
- public:
-  Exchange(SequenceGroup& group, const LayerContext& lc, Scratch::Scope& scope)
-      : lc_(lc), layout_(lc.layout), group_(group), scope_(scope), tokens_(layout_.tokens_by_rank()) {}
-  // The same exchanges with memory in another scope.
-  Exchange in(Scratch::Scope& scope) const { return {group_, lc_, scope}; }
-
-  const RowList& local(const RowLists& lists) const { return lists[static_cast<size_t>(layout_.rank)]; }
-  // Contiguous tensors for this rank's rows. All ranks allocate the most that any rank needs, because memory is planned
-  // for one rank and the plan must fit all.
-  KvRows alloc(DType dtype, const RowLists& lists) const {
-    int64_t most = 0;
-    for (const RowList& list : lists) most = std::max(most, row_count(list));
-    const int64_t groups = lc_.config.n_kv_groups, rows = row_count(local(lists));
-    const auto alloc_width = [&](int64_t width, const char* name) {
-      const Tensor all = scope_.alloc(dtype, {lc_.B * most * groups * width}, name);
-      return all.slice(0, 0, lc_.B * rows * groups * width).view({lc_.B, rows, groups, width});
-    };
-    return {alloc_width(lc_.config.d_k, "keys of the group"), alloc_width(lc_.config.d_v, "values of the group")};
-  }
-  // Gathers the tokens that this rank needs (its list in `needs`) from all ranks.
-  PendingRows gather(Context& ctx, const KvRows& to, ConstTensor k, ConstTensor v, const RowLists& needs,
-                     const char* branch) const {
-    return {to, group_.gather(ctx, scope_, {{to.k, k}, {to.v, v}}, tokens_, needs, what(kKeys, branch))};
-  }
-  PendingRows gather(Context& ctx, ConstTensor k, ConstTensor v, const RowLists& needs, const char* branch) const {
-    return gather(ctx, alloc(k.dtype, needs), k, v, needs, branch);
-  }
-  // Gathers all ranks' compressed blocks. from: this rank's blocks.
-  PendingRows gather_blocks(Context& ctx, const KvRows& to, const KvRows& from, const RowLists& blocks,
-                            const RowLists& all) const {
-    return {to, group_.gather(ctx, scope_, {{to.k, from.k}, {to.v, from.v}}, blocks, all, what(kKeys, "cmp"))};
-  }
-  // Gradient sums over the ranks, in the accumulator type, for this rank's rows in `has`. addends: what this rank's
-  // queries contribute, for its rows in `needs`.
-  PendingRows reduce(Context& ctx, const KvRows& addends, const RowLists& has, const RowLists& needs,
-                     const char* branch) const {
-    const KvRows sums = alloc(addends.k.dtype, has);
-    return {sums, group_.reduce(ctx, scope_, {{sums.k, addends.k}, {sums.v, addends.v}}, has, needs,
-                                what("gradients", branch))};
-  }
-  // The same, with this rank's tokens as its rows in `has`.
-  PendingRows reduce(Context& ctx, const KvRows& addends, const RowLists& needs, const char* branch) const {
-    return reduce(ctx, addends, tokens_, needs, branch);
-  }
-
- private:
-  static constexpr const char* kKeys = "keys and values";
-  std::string what(const char* rows, const char* branch) const {
-    return fmt::format("{} of {}, layer {}", rows, branch, lc_.layer);
-  }
-
-  const LayerContext& lc_;
-  const SequenceLayout& layout_;
-  SequenceGroup& group_;
-  Scratch::Scope& scope_;
-  const RowLists tokens_;
-};
-
-// Ends a reduction: overwrites dk and dv with the sums, rounded to the dtype of dk and dv.
-void store(Context& ctx, Tensor dk, Tensor dv, const PendingRows& sums) { copy_kv(ctx, {dk, dv}, sums.finish(ctx)); }
 
 // Chunk i's rows in a tensor whose axis 1 is this rank's tokens.
 template <class TensorType>

@@ -81,9 +81,10 @@ TEST_CASE("context: tokens share lists on their rank, and documents that would p
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string shared = "--set nsa.selector=index --set nsa.d_index=8 --set nsa.select_every=4 ";
-  const std::string one = train(folder.file("one"), 1, 1, 1, shared);
-  CHECK(distance(one, train(folder.file("two"), 2, 2, 1, shared)) < 1e-6);
-  CHECK(distance(one, train(folder.file("all"), 1, 1, 1, "--set nsa.selector=index --set nsa.d_index=8 ")) > 1e-3);
+  const std::string one = train_shared(folder.file("one"), 1, 1, 1, shared);
+  CHECK(shared_distance(one, train_shared(folder.file("two"), 2, 2, 1, shared)) < 1e-6);
+  CHECK(shared_distance(
+            one, train_shared(folder.file("all"), 1, 1, 1, "--set nsa.selector=index --set nsa.d_index=8 ")) > 1e-3);
   write_text(folder.file("text.jsonl"), "{\"text\": \"one of two texts\"}\n{\"text\": \"the other one\"}\n");
   const Outcome refused = run_ranks(2, train_args(folder.file("refused")) +
                                            " --set dist.context=2 --set data.kind=text --set model.vocab_size=257 "

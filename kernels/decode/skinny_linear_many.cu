@@ -1,6 +1,6 @@
-// y = x w^T for more than 8 rows of x in bf16 on Hopper, 64 rows at a time, on tensor cores. A call computes little, so
-// the layer is cut into about as many parts as there are SMs, in columns of y and along the inner dimension: the CTAs
-// of a cluster have a slice of the inner dimension each, and the same columns.
+// y = x w^T for 9 to 64 rows of x in bf16 on Hopper, on tensor cores. A call computes little, so the layer is cut into
+// about as many parts as there are SMs, in columns of y and along the inner dimension: the CTAs of a cluster have a
+// slice of the inner dimension each, and the same columns.
 //   x:  a CTA loads its slice of the rows to shared memory once and normalises it there. For the RMSNorm the CTAs
 //       exchange their slices' square sums.
 //   w:  each of 8 warps computes 16 columns for all rows, over every other 64-byte piece of its CTA's slice, and loads
@@ -21,7 +21,7 @@ namespace {
 
 using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kRows = 64;                      // rows of x that a CTA computes
+constexpr int kRows = 64;                      // most rows of x
 constexpr int kRowThreads = kThreads / kRows;  // threads that load and normalise a row of x
 constexpr int kPiece = 32;                     // elements in a piece of a row: one 16-byte vector for each of 4 lanes
 constexpr int kGroups = 4;                     // warps with different columns
@@ -31,7 +31,6 @@ constexpr int kSumRow = kTileColumns + 4;      // floats between rows of sums; t
 constexpr int kHeld = 6;                       // pieces that a warp has in registers
 constexpr int kMaxSlices = 8;                  // most CTAs in a cluster
 constexpr int kEnoughCtas = 96;                // fewest CTAs for which the inner dimension is not cut further
-constexpr int64_t kMaxRows = 512;
 
 // The shared memory for slices of `pieces` pieces. Rows of x have 64 bytes between them, which avoids bank conflicts.
 struct ManyMemory {
@@ -49,14 +48,13 @@ __device__ __forceinline__ void add(float4& sum, const float4& x) {
   sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
 }
 
-// blockIdx: the slice of the inner dimension, the first tile of columns, the 64 rows.
+// blockIdx: the slice of the inner dimension, the first tile of columns.
 __global__ void __launch_bounds__(kThreads, 2)
     skinny_linear_many_kernel(SkinnyLinearArgs<bf16> a, Activation activation, ManyMemory memory, bool vectors) {
   const int slice = blockIdx.x, slices = gridDim.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = warp % kGroups, half = warp / kGroups;
   const int k_begin = slice * memory.pieces * kPiece, k_end = min(a.in, k_begin + memory.pieces * kPiece);
-  const int first_row = static_cast<int>(blockIdx.z) * kRows, rows = min(kRows, a.rows - first_row);
-  const int row_tiles = ceil_div(rows, kEight), x_row = memory.x_row();
+  const int rows = a.rows, row_tiles = ceil_div(rows, kEight), x_row = memory.x_row();
   const int own = (memory.pieces - half + kHalves - 1) / kHalves;  // the warp's pieces half, half + 2, ...
   const int blocks = ceil_div(ceil_div(memory.pieces, kHalves), kHeld);
   const bool swiglu = activation == Activation::swiglu;
@@ -94,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int x_own = static_cast<int>(threadIdx.x) / kRowThreads, part = static_cast<int>(threadIdx.x) % kRowThreads;
   bf16* const to = x + x_own * x_row;
   if (x_own < row_tiles * kEight) {
-    const bf16* const from = a.x + (first_row + x_own) * a.x_stride + k_begin;
+    const bf16* const from = a.x + x_own * a.x_stride + k_begin;
 #pragma unroll 4
     for (int v = part; v < memory.pieces * (kPiece / kEight); v += kRowThreads) {
       const bool there = x_own < rows && k_begin + v * kEight < k_end;
@@ -172,9 +170,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       };
       const float4 all = total(at), up = swiglu ? total(at + kEight) : make_float4(0, 0, 0, 0);
       const float gate_sums[4] = {all.x, all.y, all.z, all.w}, up_sums[4] = {up.x, up.y, up.z, up.w};
-      const int64_t y_row = first_row + row;
-      bf16* const y = a.y + y_row * a.y_stride + c;
-      const bf16* const addend = a.addend == nullptr ? nullptr : a.addend + y_row * a.addend_stride + c;
+      bf16* const y = a.y + row * a.y_stride + c;
+      const bf16* const addend = a.addend == nullptr ? nullptr : a.addend + row * a.addend_stride + c;
       const auto result = [&](int e, float added) {
         float out = gate_sums[e] + added;
         if (activation != Activation::none) out = silu_of_rounded<bf16>(out);
@@ -200,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 bool launch_skinny_many(Context& ctx, const SkinnyLinearArgs<bf16>& a, Activation activation, bool vectors) {
-  if (!ctx.may_use_sm90() || a.rows > kMaxRows) return false;
+  if (!ctx.may_use_sm90() || a.rows > kRows) return false;
   const SharedLimits limits = shared_limits(ctx);
   const int tiles = ceil_div(a.out, activation == Activation::swiglu ? kTileColumns / 2 : kTileColumns);
   const auto memory_of = [&](int slices) { return ManyMemory{ceil_div(ceil_div(a.in, kPiece), slices)}; };
@@ -209,12 +206,10 @@ bool launch_skinny_many(Context& ctx, const SkinnyLinearArgs<bf16>& a, Activatio
     slices *= 2;
   const ManyMemory memory = memory_of(slices);
   if (memory.bytes() > limits.cta_bytes) return false;
-  const int row_blocks = ceil_div(a.rows, kRows), ctas = slices * row_blocks;
   const int room = ctx.num_sms * (memory.bytes() <= limits.bytes_per_cta(2) ? 2 : 1);
-  const int rounds = ceil_div(tiles * ctas, room);  // tiles per CTA
+  const int rounds = ceil_div(tiles * slices, room);  // tiles per CTA
   launch_cluster_pdl(ctx, "skinny_linear many", skinny_linear_many_kernel,
-                     dim3(static_cast<unsigned>(slices), static_cast<unsigned>(ceil_div(tiles, rounds)),
-                          static_cast<unsigned>(row_blocks)),
+                     dim3(static_cast<unsigned>(slices), static_cast<unsigned>(ceil_div(tiles, rounds))),
                      dim3(kThreads), static_cast<size_t>(memory.bytes()), a, activation, memory, vectors);
   return true;
 }

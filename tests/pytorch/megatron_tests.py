@@ -95,7 +95,7 @@ class Megatron(unittest.TestCase):
     def layer(self, **more):
         torch.manual_seed(3)
         submodules = types.SimpleNamespace(core_attention=self.page.BlockSparseCoreAttention)
-        return self.page.IndexedSelfAttention(self.config(**more), submodules, 1)
+        return self.page.IndexedSelfAttention(self.config(**more), submodules, 1).cpu()  # on a GPU machine it is made there
 
     @staticmethod
     def angles(tokens, width=WIDTH):

@@ -113,9 +113,8 @@ Activations::Activations(const AllocActivation& alloc, const ModelConfig& c, int
   for (int64_t i = 0; i < n_layers_; ++i) l_sel_.push_back(c.nsa_at(i).l_sel);
   if (layout_.shared() && most_documents > 0 && c.tokens_per_list() > 1)
     fail_usage(
-        "dist.context is {}: with nsa.select_every {} tokens share lists, and where a document begins inside a row "
-        "they "
-        "would be on two ranks; data.documents=attend_across makes a row one sequence",
+        "dist.context is {}: with nsa.select_every {} tokens share lists, which would be on two ranks where a document "
+        "begins inside a row; data.documents=attend_across makes a row one sequence",
         layout_.ranks, c.tokens_per_list());
   const int64_t T = layout_.local_tokens(), all = layout_.tokens();
   tokens = alloc(MemTag::io, "tokens", DType::i32, {B, T}, kNoLayer);

@@ -12,6 +12,7 @@
 #include "kernels/nsa/document_tables.h"
 #include "kernels/nsa/gate.h"
 #include "kernels/nsa/select.h"
+#include "kernels/nsa/select_index.h"
 #include "model/sequence/layout.h"
 #include "tests/support/nsa_problem.h"
 #include "tests/support/test.h"
@@ -312,10 +313,39 @@ void check(const Setting& setting, PartsCase p) {
   }
 }
 
+// An index's lists, in rows of one document.
+void check_index_parts(const Setting& setting, const PartsCase& p) {
+  constexpr int64_t kWidth = 64;
+  const Sizes& n = p.n;
+  Lab lab(setting, kArenaBytes);
+  Context& ctx = lab.ctx();
+  const auto random = [&](const Shape& shape, uint64_t stream) {
+    return lab.from(random_values(shape.numel(), stream), shape, setting.dtype);
+  };
+  const Tensor iq = random({kRows, n.T, n.Hkv, kWidth}, 700), ik = random({kRows, n.T, 1, kWidth}, 701),
+               lists = lab.poisoned({kRows, n.T, n.Hkv, p.c.n_sel}, DType::i32);
+  nsa_select_index(ctx, lists, iq, ik, p.c);
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    const SequenceLayout layout = SequenceLayout::of(n.T, kRanks, rank, setting.device, p.c.every);
+    for (int64_t i = 0; i < layout.chunks(); ++i) {
+      const RowRange run = layout.chunk(i);
+      Documents its;
+      its.part = layout.chunk_part(i);
+      const Shape shape = {kRows, run.size(), n.Hkv, p.c.n_sel};
+      const Tensor part = lab.poisoned(shape, DType::i32), want = lab.poisoned(shape, DType::i32);
+      nsa_select_index(ctx, part, iq.slice(1, run.begin, run.end), ik.slice(1, 0, run.end), p.c, its);
+      copy(ctx, want, lists.slice(1, run.begin, run.end));
+      INFO("index, queries " << run.begin << " to " << run.end);
+      CHECK((lab.values(part) == lab.values(want)));
+    }
+  }
+}
+
 // The case with lists that four tokens share, in rows of one document.
 void check_shared_lists(const Setting& setting, PartsCase p) {
   p.c.every = 4;
   check_parts(setting, p);
+  check_index_parts(setting, p);
 }
 
 }  // namespace

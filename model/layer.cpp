@@ -93,13 +93,9 @@ void multiply_back(Context& ctx, Tensor dx, const ResultGrad& grad, const Linear
   record_if_not_fp8(ctx, linear, dx);
   linear_backward_input(ctx, dx, grad.dy, linear.w);
 }
-// Whether the weight's gradient is a product of e4m3 too.
-bool weight_grad_in_fp8(const LayerContext& lc, const ResultGrad& grad) {
-  return lc.fp8_weight_grads && !grad.rows.empty();
-}
 // Writes or adds the weight's gradient. x: the layer's input.
 void multiply_weight(Context& ctx, const LayerContext& lc, Tensor dw, const ResultGrad& grad, ConstTensor x) {
-  if (!weight_grad_in_fp8(lc, grad)) return linear_backward_weight(ctx, dw, grad.dy, x, lc.add_products);
+  if (grad.rows.empty()) return linear_backward_weight(ctx, dw, grad.dy, x, lc.add_products);
   Scratch::Scope scope(ctx.scratch);
   linear_backward_weight_fp8(ctx, dw, grad.rows, cast(ctx, scope, x), lc.add_products);
 }
@@ -252,7 +248,7 @@ void norm_linear_backward(Context& ctx, const LayerContext& lc, Tensor dx, Tenso
   const Tensor h = scope.alloc(dx.dtype, dx.shape(), "dnorm");
   multiply_back(ctx, h, grad, linear);
   const Tensor du = adapt_back(ctx, scope, h, grad.dy, adapters);
-  const bool norm_again = !dw.empty() && weight_grad_in_fp8(lc, grad) && index_dw.empty() && du.empty();
+  const bool norm_again = !dw.empty() && !grad.rows.empty() && index_dw.empty();
   const bool reads_h = !norm_again && (!dw.empty() || !index_dw.empty() || !du.empty());
   rmsnorm_backward(ctx, dx, grad_or_unused(scope, dnorm, norm), h, x, norm, rrms, dx, reads_h ? h : Tensor{});
   if (norm_again) {
@@ -395,24 +391,22 @@ void mlp_forward(Context& ctx, const LayerContext& lc, const Weights& w, LayerAc
   lc.expect_finite(ctx, {{"activation, last mlp matrix", "x_out", x_out}});
 }
 
-// What the MLP's backward has in e4m3, empty where it has not: pre's gradient and the activation's output.
+// What the MLP's backward has in e4m3 alone, if both of its matrices are in fp8, else empty: pre's gradient and the
+// activation's output. A row of both lies in the row of pre that it is made from.
 struct MlpCasts {
   E4m3Rows dpre, act;
+  bool empty() const { return act.empty(); }
 };
-// With weight gradients in fp8 only e4m3 products read these two, so a row of both lies in the row of pre that it is
-// made from. Without, dpre is written to pre as well.
 MlpCasts alloc_mlp_casts(const LayerContext& lc, const Weights& w, const Tensor& pre, Scratch::Scope& scope) {
   if (!takes_fp8(mlp_in_of(lc, w)) || !takes_fp8(mlp_out_of(lc, w))) return {};
   const int64_t N = pre.size(0), width = pre.size(1), hidden = lc.config.mlp_hidden;
-  if (!lc.fp8_weight_grads) return {alloc_e4m3_rows(scope, N, width), {}};
   const Tensor bytes(pre.data, DType::u8, {N, width * size_of(pre.dtype)}, pre.device);
   const auto scales = [&] { return scope.alloc(DType::f32, {N}, "scales of e4m3 rows"); };
   return {{bytes.slice(1, 0, width), scales()}, {bytes.slice(1, width, width + hidden), scales()}};
 }
 
-// Backward of the MLP's last matrix and activation, from its result's gradient: replaces pre by its gradient, or writes
-// `casts`, which may do both. act: on return the activation's output, if that has no cast. Returns the du of the
-// matrix's adapters.
+// Backward of the MLP's last matrix and activation, from its result's gradient: writes `casts`, or without them
+// replaces pre by its gradient, and act by the activation's output. Returns the du of the matrix's adapters.
 Tensor activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Tensor pre, const MlpCasts& casts,
                      Tensor act, const ResultGrad& grad, Scratch::Scope& scope) {
   const bool silu = lc.config.mlp == MlpKind::silu;
@@ -426,12 +420,8 @@ Tensor activate_back(Context& ctx, const LayerContext& lc, const Weights& w, Ten
   multiply_back(ctx, act, grad, out);
   const Tensor du = adapt_back(ctx, scope, act, grad.dy, adapters);
   const auto [gate, up] = halves(pre);
-  if (!casts.act.empty())
-    silu ? silu_backward_e4m3(ctx, casts.dpre, casts.act, act, pre)
-         : swiglu_backward_e4m3(ctx, casts.dpre, casts.act, act, pre);
-  else if (!casts.dpre.empty())
-    silu ? silu_backward_e4m3(ctx, pre, casts.dpre, act, pre, act)
-         : swiglu_backward_e4m3(ctx, pre, casts.dpre, act, pre, act);
+  if (!casts.empty())
+    (silu ? silu_backward_e4m3 : swiglu_backward_e4m3)(ctx, casts.dpre, casts.act, act, pre);
   else
     silu ? silu_backward(ctx, pre, act, pre, act) : swiglu_backward(ctx, gate, up, act, gate, up, act);
   return du;
@@ -450,7 +440,7 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
     const ResultGrad grad = result_grad(ctx, inner, dx, out);
     const Tensor du = activate_back(ctx, lc, w, dpre, casts, act, grad, inner);
     if (!g.mlp_out.empty()) {
-      if (casts.act.empty())
+      if (casts.empty())
         multiply_weight(ctx, lc, g.mlp_out, grad, act);
       else
         linear_backward_weight_fp8(ctx, g.mlp_out, grad.rows, casts.act, lc.add_products, act);
@@ -458,14 +448,13 @@ void mlp_backward(Context& ctx, const LayerContext& lc, const Weights& w, const 
     report(ctx, lc, {g.mlp_out});
     adapt_weights(ctx, lc, adapter_grads(g, LoraPlace::mlp_out), du, dx, act, adapters_of(lc, w, LoraPlace::mlp_out));
   }
-  if (!casts.dpre.empty()) count(ctx, in.dy_counts, casts.dpre);
-  norm_linear_backward(ctx, lc, dx, g.norm2, g.mlp_in,
-                       casts.dpre.empty() ? result_grad(ctx, scope, dpre, in) : ResultGrad{dpre, casts.dpre}, a.x_mid,
-                       w.norm2, a.rrms2, in, adapters_of(lc, w, LoraPlace::mlp_in),
-                       adapter_grads(g, LoraPlace::mlp_in));
-  lc.expect_finite(
-      ctx, {{"backward of the last mlp matrix and activation", "dpre", casts.act.empty() ? dpre : casts.dpre.scale},
-            {"backward of the first mlp matrix and rmsnorm", "dx", dx}});
+  if (!casts.empty()) count(ctx, in.dy_counts, casts.dpre);
+  norm_linear_backward(
+      ctx, lc, dx, g.norm2, g.mlp_in, casts.empty() ? result_grad(ctx, scope, dpre, in) : ResultGrad{dpre, casts.dpre},
+      a.x_mid, w.norm2, a.rrms2, in, adapters_of(lc, w, LoraPlace::mlp_in), adapter_grads(g, LoraPlace::mlp_in));
+  lc.expect_finite(ctx,
+                   {{"backward of the last mlp matrix and activation", "dpre", casts.empty() ? dpre : casts.dpre.scale},
+                    {"backward of the first mlp matrix and rmsnorm", "dx", dx}});
   report(ctx, lc, {g.norm2, g.mlp_in});
 }
 

@@ -34,8 +34,7 @@ struct LayerContext {
   GradSink* sink = nullptr;         // receives each gradient when it is finished; may be null
   Asserts* asserts = nullptr;       // checks each op's output; may be null
   int64_t layer = -1;               // layer index; -1: outside the layers
-  bool fp8 = false;                 // multiply in e4m3, in forward and for the gradients of inputs
-  bool fp8_weight_grads = false;    // and for those of weights
+  bool fp8 = false;                 // linear layers multiply in e4m3, in forward and backward
   Tensor fp8_counts = {};           // [Fp8Role::count, E4m3Counts::count] f64, what casts add to; absent: not counted
   const LoraLayer* lora = nullptr;  // null: no linear layer has adapters
   LayerStats* stats = nullptr;      // receives gates and lists in forward, not in a recomputation; may be null

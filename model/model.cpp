@@ -92,7 +92,6 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
   Documents documents = act.documents_of(layer);
   documents.part = layout.row_part();
   const bool has_index = layer >= 0 && config_.has_index(layer);
-  const bool fp8 = layer >= 0 && !options_.fp8_layers.empty() && options_.fp8_layers[static_cast<size_t>(layer)];
   return {.config = config_,
           .exec = *exec_,
           .rope_cos = rope_cos_,
@@ -110,8 +109,7 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
           .dense = dense_,
           .asserts = asserts_,
           .layer = layer,
-          .fp8 = fp8,
-          .fp8_weight_grads = fp8 && options_.fp8_weight_grads,
+          .fp8 = layer >= 0 && !options_.fp8_layers.empty() && options_.fp8_layers[static_cast<size_t>(layer)],
           .fp8_counts = fp8_counts_,
           .lora = lora_.empty() || layer < 0 ? nullptr : &lora_[static_cast<size_t>(layer)]};
 }

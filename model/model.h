@@ -37,7 +37,6 @@ class Model {
     SequenceGroup* group = nullptr;  // the ranks that share each sequence; null: this rank has whole ones
     // Whether a layer's attention projections and MLP multiply in fp8 (linear_fp8.h); empty: no layer's.
     std::vector<bool> fp8_layers = {};
-    bool fp8_weight_grads = false;        // and these layers' weight gradients
     std::optional<LoraConfig> lora = {};  // adapters; the other weights are then frozen, in base()
   };
   Model(Context&, Arena&, const ModelConfig&, const Options&);

@@ -27,7 +27,7 @@ namespace {
 struct GradsOptions {
   std::string checkpoint, tokens, documents, lists, out, device = "auto", dtype = "f32";
   int64_t batch = 1, seq = 0, context = 1;
-  bool dense = false, fp8_weight_grads = false;
+  bool dense = false;
 };
 
 // Collects the result file's tensors and writes it: floats as F64 if the run computes in f64, else as F32.
@@ -246,12 +246,10 @@ void grads(const GradsOptions& o) {
   const Device device = parse_device(o.device, launch);
   Ranks ranks(o.context, launch, device);
   const bool fp8 = o.dtype == "fp8";
-  if (o.fp8_weight_grads && !fp8) fail_usage("--fp8-weight-grads: --dtype must be fp8, and that is {}", o.dtype);
   LoadedModel loaded({.checkpoint = o.checkpoint,
                       .device = device,
                       .dtype = fp8 ? DType::bf16 : parse_dtype(o.dtype),
                       .fp8 = fp8,
-                      .fp8_weight_grads = o.fp8_weight_grads,
                       .batch = o.batch,
                       .seq_len = o.seq,
                       .training = true,
@@ -321,7 +319,6 @@ void add_grads(CLI::App& app) {
                    "f64, f32 or bf16; fp8: bf16, with the layers' matrices multiplied as with "
                    "runtime.matmul_dtype fp8")
       ->capture_default_str();
-  verb->add_flag("--fp8-weight-grads", o->fp8_weight_grads, "as runtime.fp8_weight_grads, with --dtype fp8");
   verb->callback([o] { grads(*o); });
 }
 

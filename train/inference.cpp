@@ -23,8 +23,7 @@ void LoadedModel::build(Runtime& runtime, const Options& o) {
                      .training = o.training,
                      .max_seq_len = layout_.tokens(),
                      .group = group_.get(),
-                     .fp8_layers = std::vector<bool>(static_cast<size_t>(o.fp8 ? config.n_layers : 0), true),
-                     .fp8_weight_grads = o.fp8_weight_grads});
+                     .fp8_layers = std::vector<bool>(static_cast<size_t>(o.fp8 ? config.n_layers : 0), true)});
   model_->attend_densely(o.dense);
   activations_ = std::make_unique<Activations>(runtime.arena(), config, o.batch, o.seq_len, o.dtype, o.training,
                                                RecomputePlan(), o.most_documents, layout_);

@@ -20,7 +20,6 @@ class LoadedModel {
     Device device;
     DType dtype = DType::f32;
     bool fp8 = false;                // all layers multiply in fp8 (Model::Options::fp8_layers)
-    bool fp8_weight_grads = false;   // and their weight gradients
     int64_t batch = 1, seq_len = 0;  // sequences; tokens per sequence, 0: train.seq_len
     bool training = false;           // allocate what backward needs: kept activations, and gradients
     int64_t most_documents = 0;      // most documents in a row; 0: every row is one document

@@ -174,34 +174,6 @@ void swiglu_forward_e4m3(Context& ctx, const E4m3Rows& y, ConstTensor gate, Cons
   cast_rows_e4m3(ctx, y, whole);
 }
 
-void silu_backward_e4m3(Context& ctx, Tensor dx, const E4m3Rows& cast, ConstTensor dy, ConstTensor x, Tensor y) {
-  const OpScope op_scope(ctx, "silu_backward_e4m3");
-  check_matrix("silu_backward_e4m3", x);
-  check_cast("silu_backward_e4m3", cast, x, 1);
-  for (const ConstTensor& t : {ConstTensor(dx), dy, ConstTensor(y)})
-    check_tensor("silu_backward_e4m3", t, x.shape(), x.dtype);
-  if (runs_fused_cast(ctx, x.dtype, [&] { return cuda::silu_backward_e4m3(ctx, dx, cast, dy, x, y); })) return;
-  silu_backward(ctx, dx, dy, x, y);
-  cast_rows_e4m3(ctx, cast, dx);
-}
-
-void swiglu_backward_e4m3(Context& ctx, Tensor dpre, const E4m3Rows& cast, ConstTensor dy, ConstTensor pre, Tensor y) {
-  const OpScope op_scope(ctx, "swiglu_backward_e4m3");
-  check_matrix("swiglu_backward_e4m3", dy);
-  check_cast("swiglu_backward_e4m3", cast, dy, 2);
-  check_tensor("swiglu_backward_e4m3: y", y, dy.shape(), dy.dtype);
-  for (const ConstTensor& t : {ConstTensor(dpre), pre})
-    check_tensor("swiglu_backward_e4m3", t, {dy.size(0), 2 * dy.size(1)}, dy.dtype);
-  const auto [dgate, dup] = halves(dpre);
-  const auto [gate, up] = halves(pre);
-  const auto fused = [&, dgate = dgate, dup = dup, gate = gate, up = up] {
-    return cuda::swiglu_backward_e4m3(ctx, dgate, dup, cast, dy, gate, up, y);
-  };
-  if (runs_fused_cast(ctx, dy.dtype, fused)) return;
-  swiglu_backward(ctx, dgate, dup, dy, gate, up, y);
-  cast_rows_e4m3(ctx, cast, dpre);
-}
-
 void silu_backward_e4m3(Context& ctx, const E4m3Rows& dx, const E4m3Rows& y, ConstTensor dy, ConstTensor x) {
   const OpScope op_scope(ctx, "silu_backward_e4m3");
   check_matrix("silu_backward_e4m3", x);

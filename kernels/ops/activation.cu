@@ -143,18 +143,18 @@ struct Cast {
   float* scale = nullptr;
 };
 
-// Applies a rule to rows and casts to e4m3: the first kFirst outputs side by side to casts[0], and with kCasts 2 the
-// others to casts[1]. An output whose data is null is not stored. A row's casts may overwrite its inputs, since the CTA
-// has read them all. With 512 threads, 70 registers would leave room for one CTA alone, whose loads and stores do not
-// overlap.
-template <class Rule, int kFirst, int kCasts, int kHeld>
-__global__ void __launch_bounds__(512, kCasts == 2 && kHeld == 2 ? 2 : 0)
-    activation_e4m3_kernel(Cast first, Cast second, Rows<__nv_bfloat16, Rule::kOut> outs,
-                           Rows<const __nv_bfloat16, Rule::kIn> ins, int64_t columns) {
-  constexpr int V = kE4m3Vector, kCast = kCasts == 1 ? kFirst : Rule::kOut;  // outputs that are cast
+// Applies a rule to rows and casts its outputs to e4m3: the first kFirst side by side to `first`, the others, if there
+// are any, to `second`. A row's casts may overwrite its inputs, since the CTA has read them all. With 512 threads, 70
+// registers would leave room for one CTA alone, whose loads and stores do not overlap.
+template <class Rule, int kFirst>
+constexpr int kCastsOf = Rule::kOut > kFirst ? 2 : 1;
+template <class Rule, int kFirst, int kHeld>
+__global__ void __launch_bounds__(512, kCastsOf<Rule, kFirst> == 2 && kHeld == 2 ? 2 : 0)
+    activation_e4m3_kernel(Cast first, Cast second, Rows<const __nv_bfloat16, Rule::kIn> ins, int64_t columns) {
+  constexpr int V = kE4m3Vector, kCasts = kCastsOf<Rule, kFirst>;
   const int64_t row = block_from_end();
   const int vectors = static_cast<int>(columns / V);
-  uint4 in[kHeld][Rule::kIn], held[kHeld][kCast];
+  uint4 in[kHeld][Rule::kIn], held[kHeld][Rule::kOut];
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
     const int at = threadIdx.x + k * blockDim.x;
@@ -165,7 +165,6 @@ __global__ void __launch_bounds__(512, kCasts == 2 && kHeld == 2 ? 2 : 0)
   uint32_t largest[kCasts] = {};
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
-    const int at = threadIdx.x + k * blockDim.x;
     float x[Rule::kIn][V], out[Rule::kOut][V];
 #pragma unroll
     for (int i = 0; i < Rule::kIn; ++i) as_floats<__nv_bfloat16>(x[i], in[k][i]);
@@ -180,13 +179,8 @@ __global__ void __launch_bounds__(512, kCasts == 2 && kHeld == 2 ? 2 : 0)
     }
 #pragma unroll
     for (int o = 0; o < Rule::kOut; ++o) {
-      const uint4 vector = packed(out[o]);
-      if (o < kCast) {
-        uint32_t& its = largest[kCasts > 1 && o >= kFirst ? kCasts - 1 : 0];
-        held[k][o < kCast ? o : 0] = vector, its = max(its, largest_of(vector));
-      }
-      if (outs.data[o] != nullptr && at < vectors)
-        *reinterpret_cast<uint4*>(outs.data[o] + row * outs.stride[o] + at * V) = vector;
+      uint32_t& its = largest[o < kFirst ? 0 : kCasts - 1];
+      held[k][o] = packed(out[o]), its = max(its, largest_of(held[k][o]));
     }
   }
   block_largest(largest);
@@ -200,7 +194,7 @@ __global__ void __launch_bounds__(512, kCasts == 2 && kHeld == 2 ? 2 : 0)
     const int at = threadIdx.x + k * blockDim.x;
     if (at >= vectors) return;
 #pragma unroll
-    for (int o = 0; o < kCast; ++o) {
+    for (int o = 0; o < Rule::kOut; ++o) {
       uint8_t* const to = o < kFirst ? first.q + row * first.stride + o * columns
                                      : second.q + row * second.stride + (o - kFirst) * columns;
       *reinterpret_cast<uint2*>(to + at * V) =
@@ -209,21 +203,15 @@ __global__ void __launch_bounds__(512, kCasts == 2 && kHeld == 2 ? 2 : 0)
   }
 }
 
-// Returns false and does nothing if rows are too long or not aligned. Empty outs are not stored.
-template <class Rule, int kFirst, int kCasts = 1>
-bool apply_e4m3(Context& ctx, const char* name, std::array<E4m3Rows, kCasts> casts, std::array<Tensor, Rule::kOut> outs,
-                std::array<ConstTensor, Rule::kIn> ins) {
-  Rows<__nv_bfloat16, Rule::kOut> out_rows{};
+// Returns false and does nothing if rows are too long or not aligned.
+template <class Rule, int kFirst>
+bool apply_e4m3(Context& ctx, const char* name, const std::array<E4m3Rows, kCastsOf<Rule, kFirst>>& casts,
+                const std::array<ConstTensor, Rule::kIn>& ins) {
   Rows<const __nv_bfloat16, Rule::kIn> in_rows{};
   Cast to[2];
-  for (int i = 0; i < kCasts; ++i) {
+  for (size_t i = 0; i < casts.size(); ++i) {
     if (!is_aligned(casts[i].q) || casts[i].q.stride[0] % kE4m3Vector != 0) return false;
     to[i] = {casts[i].q.template ptr<uint8_t>(), casts[i].q.stride[0], casts[i].scale.template ptr<float>()};
-  }
-  for (int o = 0; o < Rule::kOut; ++o) {
-    if (outs[o].empty()) continue;
-    if (!has_vectors(outs[o], kE4m3Vector)) return false;
-    out_rows.data[o] = outs[o].template ptr<__nv_bfloat16>(), out_rows.stride[o] = outs[o].stride[0];
   }
   for (int i = 0; i < Rule::kIn; ++i) {
     if (!has_vectors(ins[i], kE4m3Vector)) return false;
@@ -235,34 +223,26 @@ bool apply_e4m3(Context& ctx, const char* name, std::array<E4m3Rows, kCasts> cas
   if (columns > kMostColumns) return false;
   return dispatch_held_vectors(columns / kE4m3Vector, [&]<int kHeld>(unsigned threads) {
     if constexpr (kHeld <= 4)
-      launch(ctx, name, activation_e4m3_kernel<Rule, kFirst, kCasts, kHeld>, dim3(static_cast<unsigned>(rows)),
-             dim3(threads), 0, to[0], to[1], out_rows, in_rows, columns);
+      launch(ctx, name, activation_e4m3_kernel<Rule, kFirst, kHeld>, dim3(static_cast<unsigned>(rows)), dim3(threads),
+             0, to[0], to[1], in_rows, columns);
   });
 }
 
 }  // namespace
 
 bool silu_forward_e4m3(Context& ctx, const E4m3Rows& y, const ConstTensor& x) {
-  return apply_e4m3<SiluForward, 1>(ctx, "silu forward e4m3", {y}, {Tensor{}}, {x});
+  return apply_e4m3<SiluForward, 1>(ctx, "silu forward e4m3", {y}, {x});
 }
 bool swiglu_forward_e4m3(Context& ctx, const E4m3Rows& y, const ConstTensor& gate, const ConstTensor& up) {
-  return apply_e4m3<SwigluForward, 1>(ctx, "swiglu forward e4m3", {y}, {Tensor{}}, {gate, up});
-}
-bool silu_backward_e4m3(Context& ctx, const Tensor& dx, const E4m3Rows& cast, const ConstTensor& dy,
-                        const ConstTensor& x, const Tensor& y) {
-  return apply_e4m3<SiluBackwardWithOutput, 1>(ctx, "silu backward e4m3", {cast}, {dx, y}, {dy, x});
+  return apply_e4m3<SwigluForward, 1>(ctx, "swiglu forward e4m3", {y}, {gate, up});
 }
 bool silu_backward_e4m3(Context& ctx, const E4m3Rows& dx, const E4m3Rows& y, const ConstTensor& dy,
                         const ConstTensor& x) {
-  return apply_e4m3<SiluBackwardWithOutput, 1, 2>(ctx, "silu backward e4m3", {dx, y}, {}, {dy, x});
-}
-bool swiglu_backward_e4m3(Context& ctx, const Tensor& dgate, const Tensor& dup, const E4m3Rows& cast,
-                          const ConstTensor& dy, const ConstTensor& gate, const ConstTensor& up, const Tensor& y) {
-  return apply_e4m3<SwigluBackwardWithOutput, 2>(ctx, "swiglu backward e4m3", {cast}, {dgate, dup, y}, {dy, gate, up});
+  return apply_e4m3<SiluBackwardWithOutput, 1>(ctx, "silu backward e4m3", {dx, y}, {dy, x});
 }
 bool swiglu_backward_e4m3(Context& ctx, const E4m3Rows& dpre, const E4m3Rows& y, const ConstTensor& dy,
                           const ConstTensor& gate, const ConstTensor& up) {
-  return apply_e4m3<SwigluBackwardWithOutput, 2, 2>(ctx, "swiglu backward e4m3", {dpre, y}, {}, {dy, gate, up});
+  return apply_e4m3<SwigluBackwardWithOutput, 2>(ctx, "swiglu backward e4m3", {dpre, y}, {dy, gate, up});
 }
 
 void silu_forward(Context& ctx, Tensor y, ConstTensor x) { apply<SiluForward>(ctx, "silu forward", {y}, {x}); }

@@ -21,12 +21,9 @@ void swiglu_backward(Context&, Tensor dgate, Tensor dup, ConstTensor dy, ConstTe
 // The same with the result in e4m3 alone: what cast_rows_e4m3() makes of y. On Hopper in one pass.
 void silu_forward_e4m3(Context&, const E4m3Rows& y, ConstTensor x);
 void swiglu_forward_e4m3(Context&, const E4m3Rows& y, ConstTensor gate, ConstTensor up);
-// As silu_backward() and swiglu_backward() with y, and in addition `cast`, the result in e4m3: dx [N,H], or dpre
-// [N,2H], whose first half is dgate and whose second half dup; pre [N,2H] has gate and up likewise.
-void silu_backward_e4m3(Context&, Tensor dx, const E4m3Rows& cast, ConstTensor dy, ConstTensor x, Tensor y);
-void swiglu_backward_e4m3(Context&, Tensor dpre, const E4m3Rows& cast, ConstTensor dy, ConstTensor pre, Tensor y);
-// The same with both results in e4m3 alone, for weight gradients in fp8. A row of dx, or dpre, and the same row of y
-// may lie in the memory of x's or pre's row.
+// As silu_backward() and swiglu_backward() with y, and both results in e4m3 alone. dpre [N,2H]: its first half is dgate
+// and its second half dup; pre [N,2H] has gate and up likewise. A row of dx, or dpre, and the same row of y may lie in
+// the memory of x's or pre's row.
 void silu_backward_e4m3(Context&, const E4m3Rows& dx, const E4m3Rows& y, ConstTensor dy, ConstTensor x);
 void swiglu_backward_e4m3(Context&, const E4m3Rows& dpre, const E4m3Rows& y, ConstTensor dy, ConstTensor pre);
 
@@ -34,11 +31,7 @@ namespace cuda {
 // Return false and do nothing for rows that are too long or not aligned.
 bool silu_forward_e4m3(Context&, const E4m3Rows& y, const ConstTensor& x);
 bool swiglu_forward_e4m3(Context&, const E4m3Rows& y, const ConstTensor& gate, const ConstTensor& up);
-bool silu_backward_e4m3(Context&, const Tensor& dx, const E4m3Rows& cast, const ConstTensor& dy, const ConstTensor& x,
-                        const Tensor& y);
 bool silu_backward_e4m3(Context&, const E4m3Rows& dx, const E4m3Rows& y, const ConstTensor& dy, const ConstTensor& x);
-bool swiglu_backward_e4m3(Context&, const Tensor& dgate, const Tensor& dup, const E4m3Rows& cast, const ConstTensor& dy,
-                          const ConstTensor& gate, const ConstTensor& up, const Tensor& y);
 bool swiglu_backward_e4m3(Context&, const E4m3Rows& dpre, const E4m3Rows& y, const ConstTensor& dy,
                           const ConstTensor& gate, const ConstTensor& up);
 void silu_forward(Context&, Tensor y, ConstTensor x);

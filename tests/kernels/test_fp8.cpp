@@ -388,9 +388,9 @@ void check_producers(Device device, DType dtype, int64_t N, int64_t C) {
     read(ctx, host.data(), t);
     return host;
   };
-  const Tensor x = filled(C, 20), w = lab.from(normal(C, 21), dtype), y = plain(C), y_of_e4m3 = plain(C);
+  const Tensor x = filled(C, 20), w = lab.from(normal(C, 21), dtype), y = plain(C);
   const Tensor rrms = lab.alloc(DType::f32, {N}), rrms_of_e4m3 = lab.alloc(DType::f32, {N});
-  const E4m3Rows one = alloc_rows(lab, N, C), two = alloc_rows(lab, N, 2 * C);
+  const E4m3Rows one = alloc_rows(lab, N, C);
   rmsnorm_forward(ctx, y, rrms, x, w, 1e-5);
   rmsnorm_forward_e4m3(ctx, one, rrms_of_e4m3, x, w, 1e-5);
   CHECK(on_host(lab, one) == cast_of(y));
@@ -404,21 +404,8 @@ void check_producers(Device device, DType dtype, int64_t N, int64_t C) {
   swiglu_forward_e4m3(ctx, one, gate, up);
   CHECK(on_host(lab, one) == cast_of(y));
 
-  const Tensor dy = filled(C, 23), dx = plain(C), dx_of_e4m3 = plain(C);
-  silu_backward(ctx, dx, dy, x, y);
-  silu_backward_e4m3(ctx, dx_of_e4m3, one, dy, x, y_of_e4m3);
-  CHECK(on_host(lab, one) == cast_of(dx));
-  CHECK(bytes(dx) == bytes(dx_of_e4m3));
-  CHECK(bytes(y) == bytes(y_of_e4m3));
-  const Tensor dpre = plain(2 * C), y_again = plain(C);
-  copy(ctx, y_again, dy);  // y and dpre are inputs too, as in a layer
-  swiglu_backward(ctx, dpre.slice(1, 0, C), dpre.slice(1, C, 2 * C), dy, gate, up, y);
-  swiglu_backward_e4m3(ctx, pre, two, y_again, pre, y_again);
-  CHECK(on_host(lab, two) == cast_of(dpre));
-  CHECK(bytes(dpre) == bytes(pre));
-  CHECK(bytes(y) == bytes(y_again));
-
-  // Both results in e4m3, in the rows of the activation's input.
+  // Backward's two results, in memory of their own or in the rows of the activation's input.
+  const Tensor dy = filled(C, 23), dx = plain(C), dpre = plain(2 * C);
   const auto check_in_place = [&](const Tensor& input, int64_t width, const Tensor& want, auto&& op) {
     const int64_t row = input.size(1) * size_of(dtype);
     const Tensor memory(input.data, DType::u8, {N, row}, input.device);
@@ -435,13 +422,18 @@ void check_producers(Device device, DType dtype, int64_t N, int64_t C) {
     CHECK(on_host_in_place(grad, 0) == cast_of(want));
     CHECK(on_host_in_place(act, width) == cast_of(y));
   };
-  const Tensor pre_again = filled(2 * C, 22), x_again = filled(C, 20);
-  check_in_place(pre_again, 2 * C, dpre, [&](const E4m3Rows& grad, const E4m3Rows& act) {
-    swiglu_backward_e4m3(ctx, grad, act, dy, pre_again);
-  });
-  silu_forward(ctx, y, x);
-  check_in_place(x_again, C, dx,
-                 [&](const E4m3Rows& grad, const E4m3Rows& act) { silu_backward_e4m3(ctx, grad, act, dy, x_again); });
+  const auto check_both = [&](const Tensor& input, int64_t width, const Tensor& want, auto&& op) {
+    const E4m3Rows grad = alloc_rows(lab, N, width), act = alloc_rows(lab, N, C);
+    op(grad, act);
+    CHECK(on_host(lab, grad) == cast_of(want));
+    CHECK(on_host(lab, act) == cast_of(y));
+    check_in_place(input, width, want, op);
+  };
+  swiglu_backward(ctx, dpre.slice(1, 0, C), dpre.slice(1, C, 2 * C), dy, gate, up, y);
+  check_both(pre, 2 * C, dpre,
+             [&](const E4m3Rows& grad, const E4m3Rows& act) { swiglu_backward_e4m3(ctx, grad, act, dy, pre); });
+  silu_backward(ctx, dx, dy, x, y);
+  check_both(x, C, dx, [&](const E4m3Rows& grad, const E4m3Rows& act) { silu_backward_e4m3(ctx, grad, act, dy, x); });
 }
 
 }  // namespace

@@ -48,13 +48,9 @@ std::set<std::string> names_of_layer(const ModelConfig& c, int64_t layer) {
 ModelFixture::ModelFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, uint64_t seed,
                            double std, const RecomputePlan& recompute, const KernelChoices& kernels,
                            int64_t most_documents, const std::vector<bool>& fp8_layers,
-                           const std::optional<LoraConfig>& lora, bool fp8_weight_grads) {
-  const Model::Options options{.dtype = dtype,
-                               .training = true,
-                               .max_seq_len = T,
-                               .fp8_layers = fp8_layers,
-                               .fp8_weight_grads = fp8_weight_grads,
-                               .lora = lora};
+                           const std::optional<LoraConfig>& lora) {
+  const Model::Options options{
+      .dtype = dtype, .training = true, .max_seq_len = T, .fp8_layers = fp8_layers, .lora = lora};
   int64_t arena = 0, scratch = 0;
   {
     Runtime plan({.device = device, .planning = true, .kernels = kernels});

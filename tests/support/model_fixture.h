@@ -26,8 +26,7 @@ class ModelFixture {
  public:
   ModelFixture(const ModelConfig&, int64_t B, int64_t T, Device, DType, uint64_t seed = 3, double std = 0.1,
                const RecomputePlan& = {}, const KernelChoices& = {}, int64_t most_documents = 0,
-               const std::vector<bool>& fp8_layers = {}, const std::optional<LoraConfig>& = {},
-               bool fp8_weight_grads = false);
+               const std::vector<bool>& fp8_layers = {}, const std::optional<LoraConfig>& = {});
 
   double loss();                                      // runs forward; the batch's mean loss
   double loss_and_grads();                            // runs forward and backward for that mean; overwrites gradients

@@ -22,7 +22,7 @@ using namespace triad::test;
 
 namespace {
 
-const std::string kFp8 = "--set runtime.matmul_dtype=fp8 ", kWeightGrads = "--set runtime.fp8_weight_grads=true ";
+const std::string kFp8 = "--set runtime.matmul_dtype=fp8 ";
 
 std::string weights_text(const std::string& folder) { return read_text(folder + kWeights); }
 
@@ -45,13 +45,12 @@ void check_fp8_bits_and_resume(const std::string& device, const std::string& pre
 
 TEST_CASE("fp8: two runs and a resumed one have the same bits", "[fp8]") {
   check_fp8_bits_and_resume("cpu", "fp32");
-  check_fp8_bits_and_resume("cpu", "bf16 " + kWeightGrads);
+  check_fp8_bits_and_resume("cpu", "bf16");
 }
 
 TEST_CASE("fp8: two runs and a resumed one have the same bits on the GPU", "[fp8][gpu]") {
   if (!require_gpu()) return;
   check_fp8_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true");
-  check_fp8_bits_and_resume("cuda", "bf16 --set runtime.cuda_graph=true " + kWeightGrads);
 }
 
 TEST_CASE("fp8: the loss falls as it does without, and only layers that are not excluded differ", "[fp8]") {
@@ -68,24 +67,17 @@ TEST_CASE("fp8: the loss falls as it does without, and only layers that are not 
   CHECK(with.rbegin()->second < with.begin()->second - 0.5);
   CHECK(with.rbegin()->second == Approx(without.rbegin()->second).margin(0.05));
   CHECK(!same_file(folder.file("with") + kWeights, folder.file("without") + kWeights));
-  run_ok(train_on(folder.file("weight_grads"), "cpu", more + kFp8 + kWeightGrads));
-  CHECK(column(folder.file("weight_grads/training.csv"), "loss").rbegin()->second ==
-        Approx(without.rbegin()->second).margin(0.05));
-  CHECK(!same_file(folder.file("weight_grads") + kWeights, folder.file("with") + kWeights));
   run_ok(train_on(folder.file("excluded"), "cpu", more + kFp8 + "--set runtime.fp8_exclude=0:2"));
   CHECK(same_file(folder.file("excluded") + kWeights, folder.file("without") + kWeights));
 }
 
 TEST_CASE("fp8: a step's casts are counted once, in all its micro-steps", "[fp8][stats]") {
-  for (const std::string recompute : {"none", "mlp", "block", "block with weight gradients"}) {
+  for (const std::string recompute : {"none", "mlp", "block"}) {
     INFO(recompute);
-    const bool weight_grads = recompute.ends_with("gradients");
-    const Config config =
-        load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
-                    {"runtime.matmul_dtype=fp8", "runtime.device=cpu", "model.mlp=swiglu",
-                     "train.accumulate_grad_batches=2", "runtime.recompute=" + recompute.substr(0, recompute.find(' ')),
-                     fmt::format("runtime.fp8_weight_grads={}", weight_grads)})
-            .config;
+    const Config config = load_config(TRIAD_SOURCE_DIR "/configs/tiny.json",
+                                      {"runtime.matmul_dtype=fp8", "runtime.device=cpu", "model.mlp=swiglu",
+                                       "train.accumulate_grad_batches=2", "runtime.recompute=" + recompute})
+                              .config;
     const std::unique_ptr<Runtime> runtime = allocate_planned(config, Device::cpu());
     TrainStep step(*runtime, config);
     step.model().params().init(runtime->ctx(), 7);
@@ -183,14 +175,9 @@ TEST_CASE("fp8: grads --dtype fp8 counts its products by kernel", "[fp8]") {
     CHECK(has(outcome.output, fmt::format("matmul_fp8: cpu {} times", products)) == (products > 0));
     return tensors(out).at("grad/blocks.0.mlp.fc1.weight");
   };
-  const std::vector<float> bf16 = grads("bf16"), fp8 = grads("fp8", 16),
-                           weight_grads = grads("fp8 --fp8-weight-grads", 24);
+  const std::vector<float> bf16 = grads("bf16"), fp8 = grads("fp8", 24);
   CHECK(bf16 != fp8);
-  CHECK(fp8 != weight_grads);
   CHECK(bf16.size() == fp8.size());
-  const Outcome refused = run_program("grads --checkpoint x --tokens x --batch 1 --seq 1 --out x --fp8-weight-grads");
-  CHECK(refused.exit_code == 2);
-  CHECK(has(refused.output, "--dtype must be fp8, and that is f32"));
 }
 
 TEST_CASE("fp8: dist.zero 0 to 3 give the same bits", "[fp8][dist]") {
@@ -201,7 +188,7 @@ TEST_CASE("fp8: dist.zero 0 to 3 give the same bits", "[fp8][dist]") {
     const std::string keys = fmt::format(
         "--set model.dim=128 --set dist.bucket_mb=0.1 --set dist.zero={} --set train.accumulate_grad_batches={} ", zero,
         micro_steps);
-    const Outcome outcome = run_ranks(2, train_args(out, kFp8 + kWeightGrads + keys));
+    const Outcome outcome = run_ranks(2, train_args(out, kFp8 + keys));
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     return tensors(tensors_path(out));
@@ -252,7 +239,7 @@ TEST_CASE("fp8: ranks that share sequences give one rank's logits and gradients,
     }
     return Distance{std::sqrt(error.logits / size.logits), std::sqrt(error.grads / size.grads)};
   };
-  const Distance bf16 = distance("bf16"), fp8 = distance("fp8 --fp8-weight-grads");
+  const Distance bf16 = distance("bf16"), fp8 = distance("fp8");
   CHECK(fp8.logits <= 2 * bf16.logits);  // both 0 where a matrix product's rows do not depend on their number
   CHECK(fp8.grads <= 2 * bf16.grads);
 }
@@ -261,7 +248,8 @@ TEST_CASE("fp8: with activations in fp32, the first step's gradients of ranks th
           "[fp8][dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  // Later steps may differ more, because a last bit decides how an element of e4m3 is rounded.
+  // Later steps may differ more, because a last bit decides how an element of e4m3 is rounded. In the first step that
+  // shows in products of such elements alone, the weight gradients of q and k.
   const auto moments = [&](int ranks) {
     const std::string out = folder.file(fmt::format("{}", ranks));
     const Outcome outcome =
@@ -279,11 +267,12 @@ TEST_CASE("fp8: with activations in fp32, the first step's gradients of ranks th
     double error = 0, square = 0;
     for (size_t i = 0; i < values.size(); ++i)
       error = std::max(error, std::abs(double{values[i]} - two.at(name)[i])), square += std::pow(values[i], 2);
-    CHECK(error <= 2e-5 * std::sqrt(square / static_cast<double>(values.size())));
+    const bool linear = name.ends_with("_proj.weight") || name.find(".mlp.") != std::string::npos;
+    CHECK(error <= (linear ? 0.03 : 2e-5) * std::sqrt(square / static_cast<double>(values.size())));
   }
 }
 
-TEST_CASE("fp8: with weight gradients in fp8 a run's peak memory is that of bf16", "[fp8]") {
+TEST_CASE("fp8: a run's peak memory is that of bf16", "[fp8]") {
   struct Size {
     const char *config, *keys;
   };
@@ -298,8 +287,7 @@ TEST_CASE("fp8: with weight gradients in fp8 a run's peak memory is that of bf16
       return parse_json(run_ok(args), "plan")["peak_bytes"].get<int64_t>();
     };
     const int64_t without = peak("");
-    CHECK(peak(kFp8 + kWeightGrads) <= without + 4096);  // the counts of casts
-    CHECK(peak(kFp8) <= without + without / 200);
+    CHECK(peak(kFp8) <= without + 4096);  // the counts of casts
   }
 }
 
@@ -309,7 +297,6 @@ TEST_CASE("fp8: keys that do not go together are errors", "[fp8]") {
   };
   check_error(load({"runtime.matmul_dtype=fp16"}), {"runtime.matmul_dtype", "fp16", "fp8"});
   check_error(load({"runtime.fp8_exclude=0:1"}), {"runtime.fp8_exclude", "runtime.matmul_dtype fp8"});
-  check_error(load({"runtime.fp8_weight_grads=true"}), {"runtime.fp8_weight_grads", "runtime.matmul_dtype fp8"});
   for (const std::string wrong : {"0:3", "1", "0:1=mlp", "0:1,0:1"})
     check_error(load({"runtime.matmul_dtype=fp8", "runtime.fp8_exclude=" + wrong}), {"runtime.fp8_exclude", wrong});
   check_error(load({"runtime.matmul_dtype=fp8", "runtime.kernels=reference"}), {"runtime.matmul_dtype", "reference"});

@@ -38,7 +38,8 @@ const std::vector<Measured>& measured_rows() {
     return sets;
   };
   const std::vector<std::string> none = {"runtime.recompute=none"}, split = {"train.master_dtype=split"},
-                                 dense = {"model.attention=dense"}, general = {"runtime.kernels=general"};
+                                 dense = {"model.attention=dense"}, general = {"runtime.kernels=general"},
+                                 fp8 = {"runtime.matmul_dtype=fp8", "train.master_dtype=split"};
   const std::vector<std::string> b1 = with(k4x8192, none), b8 = {"model.n_layers=8", "train.micro_batch_size=2",
                                                                  "runtime.recompute=none", "dist.zero=0"};
   static const std::vector<Measured> kRows = {
@@ -47,6 +48,9 @@ const std::vector<Measured>& measured_rows() {
       {"h200", "m7c_125m", k1x65536, 1, 351547, 0, 0, true},
       {"h100", "llama_1b", with(b1, split), 1, 62056, 52.214, 370.0, true},
       {"h100", "m7c_125m", general, 1, 405559, 9.806, 55.1, true},
+      // these two measured on 2026-11-29; in no kept row
+      {"h200", "llama_1b", with(b1, fp8), 1, 74345, 52.214, 305.2, true},
+      {"h200", "llama_8b", with(b8, fp8), 1, 42827, 57.632, 254.1, true},
       {"h200", "m7c_125m", k4x8192, 1, 464681, 0, 0},
       {"h200", "m7c_125m", {"train.micro_batch_size=1"}, 1, 271827, 0, 0},
       {"h200", "m7c_1m", with(k1x65536, none), 1, 416775, 0, 0},

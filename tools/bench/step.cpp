@@ -273,7 +273,7 @@ std::string step_case_name(const LoadedConfig& loaded, int64_t ranks) {
   if (c.train.accumulate_grad_batches > 1) name += fmt::format(" x{}", c.train.accumulate_grad_batches);
   if (ranks > 1) name += fmt::format(" on {} ranks", ranks);
   if (c.model.attention == AttentionKind::nsa && nsa.selector == Selector::index) name += ", index";
-  if (c.runtime.matmul_dtype == MatmulDType::fp8) name += c.runtime.fp8_weight_grads ? ", fp8 weight grads" : ", fp8";
+  if (c.runtime.matmul_dtype == MatmulDType::fp8) name += ", fp8";
   for (const auto& [key, value, usual] :
        {std::tuple{"context", c.dist.context, int64_t{1}}, std::tuple{"zero", ranks > 1 ? c.dist.zero : 0, int64_t{0}},
         std::tuple{"replicas", c.dist.replicas, int64_t{1}}, std::tuple{"select_every", nsa.every, int64_t{1}},

@@ -75,9 +75,6 @@ std::vector<bool> parse_fp8_layers(const RuntimeConfig& c, int64_t n_layers) {
     if (!c.fp8_exclude.empty())
       fail_usage("runtime.fp8_exclude is \"{}\": it needs runtime.matmul_dtype fp8, and that is {}",
                  shortened(c.fp8_exclude), word_of(c.matmul_dtype));
-    if (c.fp8_weight_grads)
-      fail_usage("runtime.fp8_weight_grads is true: it needs runtime.matmul_dtype fp8, and that is {}",
-                 word_of(c.matmul_dtype));
     return {};
   }
   if (c.kernels.matmul == KernelChoice::reference)

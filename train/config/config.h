@@ -113,7 +113,6 @@ struct RuntimeConfig {
   KernelChoices kernels;
   MatmulDType matmul_dtype = MatmulDType::bf16;
   std::string fp8_exclude;  // layers as ranges "0:1,15:16"
-  bool fp8_weight_grads = false;
   std::string recompute = "none";
   Offload offload = Offload::none;
 };

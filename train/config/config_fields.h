@@ -233,13 +233,12 @@ void visit(RuntimeConfig& c, V&& v) {
     Rule{});
   v("strict", c.strict, "fail, with op, shape and reason, if a call falls back from its fused kernel", Rule{});
   v("matmul_dtype", c.matmul_dtype,
-    "fp8: the linear layers of attention and MLP multiply in e4m3, with a scale for each row, in forward and for the "
-    "gradients of their inputs; on a GPU that needs a Hopper card and runtime.precision bf16. bf16: all products are "
+    "fp8: the linear layers of attention and MLP multiply in e4m3, with a scale for each row, in forward and for all "
+    "gradients; on a GPU that needs a Hopper card and runtime.precision bf16. bf16: all products are "
     "in runtime.precision, as those of head, gate, phi and index always are",
     Rule{});
   v("fp8_exclude", c.fp8_exclude, "with matmul_dtype fp8: layers that multiply in runtime.precision, as 0:1,15:16",
     Rule{});
-  v("fp8_weight_grads", c.fp8_weight_grads, "with matmul_dtype fp8: weight gradients are products of e4m3 too", Rule{});
   v("recompute", c.recompute,
     "activation recomputation in backward, to save memory: none, pointwise (norm and rotation of q and k, needs "
     "model.qk_norm), mlp, attention or block for all layers, or ranges of layers: 0:6=block,6:12=mlp",

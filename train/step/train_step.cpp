@@ -78,7 +78,6 @@ TrainStep::TrainStep(Runtime& runtime, const Config& config, Comm* comm, int64_t
               .grad_windows = windows(),
               .group = group_ ? &*group_ : nullptr,
               .fp8_layers = config.fp8_layers,
-              .fp8_weight_grads = config.runtime.fp8_weight_grads,
               .lora = config.train.lora}),
       ranks_(world_ == 1 ? Tensor{}
                          : runtime.arena().alloc(MemTag::comm, "the ranks' numbers", DType::f64,

@@ -56,6 +56,12 @@ const std::vector<Measured>& measured_rows() {
       {"h200", "m7c_1m", with(k1x65536, none), 1, 416775, 0, 0},
       // measured beside fp8 on 2026-11-29; in no kept row
       {"h200", "llama_1b", with(k4x8192, {"runtime.recompute=block"}), 1, 52083, 26.8, 446.6},
+      // tests/baselines/findings/select.md
+      {"h200", "m7c_1m_index", k1x65536, 1, 370401, 4.070, 0, true},
+      {"h200", "m7c_1m_index", {"train.seq_len=262144"}, 1, 258198, 14.608, 0},
+      {"h200", "m7c_1m_index", {}, 1, 163848, 63.662, 4134},
+      {"h200", "m7c_1m_index", with(k1x65536, {"nsa.select_every=16"}), 1, 415650, 4.070, 0},
+      {"h200", "m7c_1m_index", {"train.seq_len=262144", "nsa.select_every=16"}, 1, 319216, 14.608, 0},
       {"h100", "m7c_125m", {}, 1, 486145, 9.806, 48.1},
       {"h100", "m7c_125m", k4x8192, 1, 440706, 9.807, 0},
       {"h100", "m7c_125m", k1x65536, 1, 338221, 17.011, 133.4},

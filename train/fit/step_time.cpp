@@ -15,8 +15,9 @@ namespace {
 // branches run side by side in a step, so a share is what a branch adds to the step's time, not its kernels' own rate.
 struct AttentionShares {
   double cmp = 0.46, sel = 0.36, win = 0.42, dense = 0.48;
-  // A taught index: scores of all keys; gradients, which gather listed keys.
-  double index_scores = 0.58, index_gradients = 0.027;
+  // A taught index: scores of all keys; gradients, which gather listed keys. Fitted to 65,536 tokens; keys that exceed
+  // L2, at 262,144 and more, cost more (tests/baselines/findings/select.md: 26% with select_every 16 at 1,048,576).
+  double index_scores = 0.85, index_gradients = 0.08;
 };
 constexpr AttentionShares kAttention;
 constexpr double kPortable = 0.65;  // the portable kernels' rate, as a share of Hopper's

@@ -10,7 +10,7 @@
 namespace triad {
 
 inline constexpr int64_t kMaxSkinnyRows = 8;
-inline constexpr int64_t kMaxClusterRows = 64;  // in bf16 on Hopper
+inline constexpr int64_t kMaxClusterRows = 64;  // bf16 on Hopper
 
 struct SkinnyLinearOptions {
   enum class Activation { none, silu, swiglu };

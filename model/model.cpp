@@ -62,7 +62,11 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
     add_tensors(w_, base_->weight_tensors());
     lora_ = lora_layers(config, options.lora);
   }
-  if (std::ranges::find(options.fp8_layers, true) != options.fp8_layers.end()) check_fp8(ctx, options.dtype);
+  if (std::ranges::find(options.fp8_layers, true) != options.fp8_layers.end()) {
+    TRIAD_CHECK(!options.lora,
+                "a model with adapters has no layers in fp8: their backward overwrites what adapters read");
+    check_fp8(ctx, options.dtype);
+  }
   const auto tables = [&](const std::string& suffix, int64_t width) {
     const Shape shape = {options.max_seq_len, width / 2};
     const auto alloc = [&](const char* name) {

@@ -45,6 +45,10 @@ void check_transpose(const char* what, const E4m3Columns& columns, const E4m3Row
   TRIAD_CHECK(rows.q.rank == 2 && rows.q.size(1) % kE4m3Multiple == 0,
               "transpose_e4m3: {}: columns in a multiple of {} are needed", rows.q.str(), kE4m3Multiple);
   check_tensor(what, rows.q, {N, rows.q.size(1)}, DType::u8);
+  TRIAD_CHECK(rows.q.stride[1] == 1 && rows.q.stride[0] % kE4m3Multiple == 0 &&
+                  reinterpret_cast<uintptr_t>(rows.q.data) % kE4m3Multiple == 0,
+              "{}: {}: contiguous rows are needed that begin at multiples of {} bytes", what, rows.q.str(),
+              kE4m3Multiple);
   check_tensor(what, rows.scale, {N}, DType::f32);
   check_tensor(what, columns.q, e4m3_columns_shape(rows), DType::u8);
   check_tensor(what, columns.scale, {1}, DType::f32);

@@ -231,6 +231,8 @@ TEST_CASE("fp8: transposes and weight gradients whose shapes do not fit are erro
   check_error(transposing(narrow_columns, columns, narrow, rows), {"[8,24]", "multiple of 16"});
   check_error(transposing(columns, unpadded, rows, rows), {"[32,8]", "[32,16]"});
   check_error(transposing(columns, columns, rows, longer), {"[9,32]", "[8,32]"});
+  const E4m3Rows wide = rows_of(8, 48), late = {wide.q.slice(1, 8, 40), wide.scale};
+  check_error(transposing(columns, columns, rows, late), {"transpose_e4m3: B", "[8,32]", "begin at multiples of 16"});
   check_error(
       [&] {
         linear_backward_weight_fp8(lab.ctx(), lab.alloc(DType::f32, {32, 16}), rows, rows, true);

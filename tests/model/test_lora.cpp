@@ -100,6 +100,14 @@ TEST_CASE("lora: the loss is that of the merged weights", "[model]") {
   }
 }
 
+TEST_CASE("lora: a model with adapters has no layers in fp8", "[model]") {
+  check_error(
+      [] {
+        ModelFixture(small(), 1, 8, Device::cpu(), DType::f32, 3, 0.1, {}, {}, 0, {true, false}, lora_of(2));
+      },
+      {"adapters", "fp8"});
+}
+
 TEST_CASE("lora: gradients are differences of the loss, and nothing else has one", "[model]") {
   for (const Case& c : cases()) {
     INFO(c.name);

@@ -107,7 +107,7 @@ void check_weight_gradient(Device device) {
         exact[at] += double{dy[static_cast<size_t>(n * kOut + o)]} * double{x[static_cast<size_t>(n * kIn + i)]};
         of_e4m3[at] += value(t.a, o, n) * value(t.b, i, n);
       }
-  const double most = device.is_cuda() ? 1e-3 : 1e-5;  // tensor cores add a few terms to 14 bits
+  const double most = device.is_cuda() ? 2e-4 : 1e-5;  // tensor cores add a few terms to 14 bits: 8.7e-5 on an H200
   const Tensor dw = lab.alloc(DType::f32, {kOut, kIn});
   linear_backward_weight_fp8(lab.ctx(), dw, dy_rows, x_rows, /*add=*/false);
   CHECK(distance(lab.floats(dw), of_e4m3) < most);

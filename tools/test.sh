@@ -15,7 +15,7 @@ preset=$(tools/build.sh "" | tail -n 1)
 echo "3/3 test"
 log=build/$preset/ctest.log
 status=0
-# Runs one more test at a time than there are cores; a test counts as 4, and one that mostly waits as 1.
+# Runs one more test at a time than there are cores; a test counts as 4, and one that mostly waits as 2.
 ctest --test-dir "build/$preset" --output-on-failure -j "$((4 * ($(nproc) + 1)))" "$@" 2>&1 | tee "$log" || status=$?
 
 passed=$(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed ' "$log" || true)

@@ -266,7 +266,7 @@ TEST_CASE("data: a read that hangs ends the wait, with what hangs", "[data]") {
   while (!source->came_back) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-TEST_CASE("data: a process that was suspended while it waited has not waited all that time", "[data][waits]") {
+TEST_CASE("data: a process that was suspended while it waited has not waited all that time", "[data][slow]") {
   class Slow final : public TokenSource {
    public:
     int64_t size() const override { return 100; }

@@ -90,7 +90,7 @@ TEST_CASE("doctor: on the CPU every phase passes and leaves its evidence", "[doc
   CHECK(fs::exists(file("long_context/mem_step1.json")));
 }
 
-TEST_CASE("doctor: a silent run is HANG, and is killed", "[doctor][waits]") {
+TEST_CASE("doctor: a silent run is HANG, and is killed", "[doctor][slow]") {
   const TemporaryFolder folder;
   const std::string trainers = trainers_of(folder);
   // The first product sleeps for practically unlimited time. The run's watchdog detects that and dumps stacks; the
@@ -104,7 +104,7 @@ TEST_CASE("doctor: a silent run is HANG, and is killed", "[doctor][waits]") {
   CHECK(run_command("pgrep -f " + trainers).output.empty());
 }
 
-TEST_CASE("doctor: a suspended run is HANG, and phases that need it are SKIPPED", "[doctor][waits]") {
+TEST_CASE("doctor: a suspended run is HANG, and phases that need it are SKIPPED", "[doctor][slow]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("out"), log = folder.file("log"), trainers = trainers_of(folder);
   // Products sleep, so that the run lasts until it is suspended, 11 s after its start. At 18 s, three times its budget,
@@ -126,12 +126,13 @@ TEST_CASE("doctor: a suspended run is HANG, and phases that need it are SKIPPED"
   CHECK(rows.at("repeat").evidence == "baseline is HANG");
 }
 
-TEST_CASE("doctor: a phase that takes too long but advances is SLOW, which is no failure", "[doctor][waits]") {
+TEST_CASE("doctor: a phase that takes too long but advances is SLOW, which is no failure", "[doctor][slow]") {
   const TemporaryFolder folder;
   // The products' sleeps together exceed the 6 s budget in the first case, and three times the budget in the second.
   const auto sleeping = [&](const std::string& seconds) {
     const Examination e = examine(folder, "--only gradient_trace --budget 0.3",
                                   with_faults("TRIAD_FAULTS=\"0 0.15\" TRIAD_FAULTS_MOST_S=" + seconds));
+    INFO(e.outcome.output);
     CHECK(e.outcome.exit_code == 0);
     CHECK(e.rows.at("gradient_trace").verdict == "SLOW");
     return e.rows.at("gradient_trace").evidence;
@@ -141,7 +142,7 @@ TEST_CASE("doctor: a phase that takes too long but advances is SLOW, which is no
   CHECK(has(endless, "alive, but not done at 3 times its budget"));
 }
 
-TEST_CASE("doctor: a run killed for its time is no reference, so phases that need it are SKIPPED", "[doctor][waits]") {
+TEST_CASE("doctor: a run killed for its time is no reference, so phases that need it are SKIPPED", "[doctor][slow]") {
   const TemporaryFolder folder;
   const Examination e = examine(folder, "--only repeat,health --budget 0.3", with_faults("TRIAD_FAULTS=\"0 0.1\""));
   CHECK(e.outcome.exit_code == 0);

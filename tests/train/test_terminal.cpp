@@ -238,7 +238,7 @@ TEST_CASE("terminal: errors are red and warnings yellow, but not in files, and n
   CHECK(has(with("TERM=xterm", few), yellow + "triad: "));
 }
 
-TEST_CASE("terminal: a long first step shows that it goes on", "[terminal][waits]") {
+TEST_CASE("terminal: a long first step shows that it goes on", "[terminal][slow]") {
   if (!require_script()) return;
   const TemporaryFolder folder;
   // The first product sleeps longer than the time after which a terminal shows where a step is.

@@ -226,7 +226,7 @@ TEST_CASE("train: checkpoints are written concurrently with the steps, and old o
   CHECK(written == 10);
 }
 
-TEST_CASE("train: the time of the first checkpoint is not counted as the first step's", "[train][waits]") {
+TEST_CASE("train: the time of the first checkpoint is not counted as the first step's", "[train][slow]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run");
   // The disk is slowed down, so that a checkpoint takes seconds.

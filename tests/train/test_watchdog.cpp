@@ -196,7 +196,7 @@ TEST_CASE("watchdog: a waiting rank logs its position before others can report i
 }
 
 TEST_CASE("watchdog: a sleeping rank is hung, its dump names the op, and waiting ranks name the rank",
-          "[watchdog][waits]") {
+          "[watchdog][slow]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
@@ -252,7 +252,7 @@ TEST_CASE("watchdog: a step that is slowed down is slow, not hung", "[watchdog]"
   CHECK(boot["host_mib"] > 1);
 }
 
-TEST_CASE("watchdog: a hang ends the run if configured", "[watchdog][waits]") {
+TEST_CASE("watchdog: a hang ends the run if configured", "[watchdog][slow]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), sleeps = folder.file("sleeps");
   BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),
@@ -265,7 +265,7 @@ TEST_CASE("watchdog: a hang ends the run if configured", "[watchdog][waits]") {
   CHECK(has(dump, "last op: " + sleeping_op(dump) + " (not ended)"));
 }
 
-TEST_CASE("watchdog: a hang ends the run although the disk hangs, too", "[watchdog][waits]") {
+TEST_CASE("watchdog: a hang ends the run although the disk hangs, too", "[watchdog][slow]") {
   const TemporaryFolder folder;
   const std::string out = folder.file("run"), log = folder.file("log"), sleeps = folder.file("sleeps");
   BackgroundProgram program(endless(out, "--set log.hang_s=8 --set log.on_anomaly=stop"),

@@ -248,8 +248,9 @@ TEST_CASE("fp8: with activations in fp32, the first step's gradients of ranks th
           "[fp8][dist]") {
   if (!require_mpirun()) return;
   const TemporaryFolder folder;
-  // Later steps may differ more, because a last bit decides how an element of e4m3 is rounded. In the first step that
-  // shows in products of such elements alone, the weight gradients of q and k.
+  // A last bit may decide how an element of e4m3 is rounded, by up to a sixteenth of it. Later steps may differ for
+  // that in anything, the first one in products of such elements alone: matrices have a bound for all their elements
+  // together.
   const auto moments = [&](int ranks) {
     const std::string out = folder.file(fmt::format("{}", ranks));
     const Outcome outcome =
@@ -264,11 +265,16 @@ TEST_CASE("fp8: with activations in fp32, the first step's gradients of ranks th
   for (const auto& [name, values] : one) {
     if (!name.starts_with("exp_avg/")) continue;
     INFO(name);
-    double error = 0, square = 0;
-    for (size_t i = 0; i < values.size(); ++i)
-      error = std::max(error, std::abs(double{values[i]} - two.at(name)[i])), square += std::pow(values[i], 2);
+    double largest = 0, errors = 0, squares = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double error = std::abs(double{values[i]} - two.at(name)[i]);
+      largest = std::max(largest, error), errors += error * error, squares += std::pow(values[i], 2);
+    }
     const bool linear = name.ends_with("_proj.weight") || name.find(".mlp.") != std::string::npos;
-    CHECK(error <= (linear ? 0.03 : 2e-5) * std::sqrt(square / static_cast<double>(values.size())));
+    if (linear)
+      CHECK(std::sqrt(errors / squares) <= 0.005);
+    else
+      CHECK(largest <= 2e-5 * std::sqrt(squares / static_cast<double>(values.size())));
   }
 }
 

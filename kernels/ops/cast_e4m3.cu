@@ -9,9 +9,10 @@
 // 2 + 2 bytes read and 1 written an element.
 //
 // transpose_e4m3 is bound by memory: one byte read and one written an element. One CTA finds the largest product of two
-// scales. Then a CTA has a tile of 128 rows and 128 columns: a thread loads 4 columns of 4 rows at a time, scales them
-// as halves, which hold every e4m3 times a power of two down to 2^-24 (below 2^-10, e4m3 has only zero), and transposes
-// the 4x4 bytes in registers. Shared memory holds words of 4 rows, from which rows of the result are stored.
+// scales. Then a CTA has a tile of 128 rows and 128 columns, whose factors it computes once: a thread loads 4 columns
+// of 4 groups of 4 rows before it uses the first, scales them as halves, which hold every e4m3 times a power of two
+// down to 2^-24 (below 2^-10, e4m3 has only zero), and transposes the 4x4 bytes in registers. Shared memory holds words
+// of 4 rows, from which rows of the result are stored.
 //
 // count_e4m3 reads one row in 16, a warp each. The sums are whole numbers below 2^53, which no order of the atomic
 // additions changes.
@@ -89,11 +90,14 @@ __global__ void __launch_bounds__(32 * kMaximaWarps)
   if (its < K) atomicMax(largest + its, columns[threadIdx.x]);
 }
 
-constexpr int kTile = 64, kTilePitch = kTile + 16;  // bytes; rows stay aligned to 16
+// Where a tile's row lies in a column: pieces of 16 rows are exchanged by the column's number, so that a warp, which
+// writes every eighth column at once, meets 4 groups of banks instead of one.
+constexpr int kTile = 64;
+__device__ __forceinline__ int place_of(int row, int column) { return row ^ column / kE4m3Vector % 4 * 16; }
 __global__ void __launch_bounds__(256)
     cast_columns_e4m3_kernel(uint8_t* __restrict__ q, int64_t q_stride, float* __restrict__ scale,
                              const uint32_t* __restrict__ largest, const __nv_bfloat16* __restrict__ w, int M, int K) {
-  __shared__ alignas(16) uint8_t tile[kTile][kTilePitch];  // [column][row]
+  __shared__ alignas(16) uint8_t tile[kTile][kTile];  // [column][row]
   const int first_row = blockIdx.y * kTile, first_column = blockIdx.x * kTile;
   constexpr int kVectors = kTile / kE4m3Vector, kPerThread = kTile * kVectors / 256;
 #pragma unroll
@@ -107,14 +111,14 @@ __global__ void __launch_bounds__(256)
     for (int j = 0; j < kE4m3Vector; ++j) {
       const E4m3Scale its(largest[column + j]);
       if (row == 0) scale[column + j] = its.value();
-      tile[c + j][r] = its.cast(x[j]);
+      tile[c + j][place_of(r, c)] = its.cast(x[j]);
     }
   }
   __syncthreads();
   const int c = threadIdx.x / (kTile / 16), r = threadIdx.x % (kTile / 16) * 16;
   const int row = first_row + r, column = first_column + c;
   if (row < M && column < K)
-    *reinterpret_cast<uint4*>(q + column * q_stride + row) = *reinterpret_cast<const uint4*>(&tile[c][r]);
+    *reinterpret_cast<uint4*>(q + column * q_stride + row) = *reinterpret_cast<const uint4*>(&tile[c][place_of(r, c)]);
 }
 
 constexpr int kCountWarps = 8;
@@ -193,39 +197,54 @@ template <bool kIsA>
 __global__ void __launch_bounds__(32 * kTransposeWarps)
     transpose_e4m3_kernel(uint8_t* __restrict__ to, const uint8_t* __restrict__ from, int64_t from_stride,
                           const Scales scales, int N, int K, int padded) {
+  constexpr int kGroups = kTransposeWords / kTransposeWarps;   // groups of 4 rows per thread
   __shared__ uint32_t tile[kTransposeTile * kTransposePitch];  // [column][4 rows]
+  __shared__ __half2 factors[kTransposeTile];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first_row = blockIdx.y * kTransposeTile, first_column = blockIdx.x * kTransposeTile,
             column = first_column + 4 * lane;
-  const uint32_t common_a = *scales.common_a, largest = (common_a >> 23) + (*scales.common_b >> 23);
-  const bool is_nan = common_a >= kInfinityBits;
+  uint32_t loaded[kGroups][4];  // past the last row or column, the last one's
 #pragma unroll
-  for (int i = 0; i < kTransposeWords / kTransposeWarps; ++i) {
+  for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int row = min(first_row + 4 * (warp + i * kTransposeWarps) + r, N - 1);
+      loaded[i][r] = *reinterpret_cast<const uint32_t*>(from + row * from_stride + min(column, K - 4));
+    }
+  }
+  const uint32_t common_a = *scales.common_a;
+  const bool is_nan = common_a >= kInfinityBits;
+  if (threadIdx.x < kTransposeTile) {
+    const int row = min(first_row + static_cast<int>(threadIdx.x), N - 1);
+    const uint32_t largest = (common_a >> 23) + (*scales.common_b >> 23),
+                   below = largest - (scales.a[row] >> 23) - (scales.b[row] >> 23),
+                   mine = kIsA ? below / 2 : below - below / 2;
+    factors[threadIdx.x] = __float2half2_rn(__uint_as_float((127u - min(mine, 127u)) << 23));
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
     const int group = warp + i * kTransposeWarps;
     uint32_t x[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const int row = first_row + 4 * group + r;
-      const bool exists = row < N && column < K;
-      x[r] = exists ? *reinterpret_cast<const uint32_t*>(from + row * from_stride + column) : 0;
-      if (!exists) continue;
-      const uint32_t below = largest - (scales.a[row] >> 23) - (scales.b[row] >> 23),
-                     mine = kIsA ? below / 2 : below - below / 2;
-      const float factor = __uint_as_float((127u - min(mine, 127u)) << 23);
-      x[r] = is_nan ? 0x01010101u * kE4m3Nan : scaled(x[r], __float2half2_rn(factor));
+      const uint32_t bytes = scaled(loaded[i][r], factors[4 * group + r]);
+      x[r] = first_row + 4 * group + r >= N ? 0 : is_nan ? 0x01010101u * kE4m3Nan : bytes;
     }
     // Word j: byte j of each of the four rows.
     const uint32_t low01 = __byte_perm(x[0], x[1], 0x5140), high01 = __byte_perm(x[0], x[1], 0x7362);
     const uint32_t low23 = __byte_perm(x[2], x[3], 0x5140), high23 = __byte_perm(x[2], x[3], 0x7362);
     const uint32_t words[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
                                __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632)};
-    // Lanes 8 apart begin with different words, so that a warp's 32 are in 32 banks.
+    // Lanes 8 apart begin with different words, so that a warp's 32 are in 32 banks: words are rotated by lane / 8 % 4,
+    // in two steps without branches.
+    uint32_t by_one[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int j = (i + lane / 8) % 4;
-      const uint32_t word = j == 0 ? words[0] : j == 1 ? words[1] : j == 2 ? words[2] : words[3];
-      tile[(4 * lane + j) * kTransposePitch + group] = word;
-    }
+    for (int j = 0; j < 4; ++j) by_one[j] = (lane & 8) != 0 ? words[(j + 1) % 4] : words[j];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      tile[(4 * lane + (j + lane / 8) % 4) * kTransposePitch + group] =
+          (lane & 16) != 0 ? by_one[(j + 2) % 4] : by_one[j];
   }
   __syncthreads();
   const int row = first_row + 4 * lane;

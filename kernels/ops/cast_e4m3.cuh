@@ -35,13 +35,12 @@ struct E4m3Scale {
   }
 };
 
+// The bits of the largest size in a bf16 vector as a float's, whose upper half they are; two maxima at a time.
 __device__ __forceinline__ uint32_t largest_of(const uint4& vector) {
-  float x[kE4m3Vector];
-  as_floats<__nv_bfloat16>(x, vector);
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < kE4m3Vector; ++i) largest = max(largest, size_bits(x[i]));
-  return largest;
+  constexpr uint32_t kSizes = 0x7fff7fffu;
+  const uint32_t two =
+      __vmaxu2(__vmaxu2(vector.x & kSizes, vector.y & kSizes), __vmaxu2(vector.z & kSizes, vector.w & kSizes));
+  return max(two << 16, two & 0xffff0000u);
 }
 __device__ __forceinline__ uint32_t warp_largest(uint32_t x) { return __reduce_max_sync(kFullWarp, x); }
 // The largest of each value in a CTA of whole warps, in every thread. Call it once in a kernel.

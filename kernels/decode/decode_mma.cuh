@@ -67,12 +67,12 @@ struct TileAttention {
       }
   }
 
-  // Attention over this warp's tiles among `count` keys: those that begin at warp * kTileKeys + i * kRound. Key i in
-  // the tile that begins at key `at` is row row_of(at, i) behind k and v. keep(head, key, score) gets each score.
-  template <int kRound, class RowOf, class Keep>
-  __device__ void attend(const bf16* k, int64_t k_stride, const bf16* v, int64_t v_stride, int count, float scale_log2,
-                         RowOf&& row_of, Keep&& keep) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Attention over this warp's tiles among `count` keys: those that begin at first + i * step. Key i in the tile that
+  // begins at key `at` is row row_of(at, i) behind k and v. keep(head, key, score) gets each score.
+  template <class RowOf, class Keep>
+  __device__ void attend(const bf16* k, int64_t k_stride, const bf16* v, int64_t v_stride, int first, int step,
+                         int count, float scale_log2, RowOf&& row_of, Keep&& keep) {
+    const int lane = threadIdx.x % 32;
     const bf16* const k_rows = k + lane % 4 * 8;
     const bf16* const v_rows = v + lane / 4 * 8;
     uint4 keys[2][kSteps], values[4][kBlocks];
@@ -98,10 +98,10 @@ struct TileAttention {
     for (int i = 0; i < kBlocks * 8; ++i)
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[i][j] = 0;
-    int at = warp * kTileKeys;
+    int at = first;
     if (at < count) load_keys(at), load_values(at);
 #pragma unroll 1
-    for (; at < count; at += kRound) {
+    for (; at < count; at += step) {
       float score[2][4] = {};  // keys 8 half + 2 (lane % 4), + 1 for head lane / 4, then for head lane / 4 + 8
 #pragma unroll
       for (int half = 0; half < 2; ++half)
@@ -111,7 +111,7 @@ struct TileAttention {
           mma_m16n8k16(score[half], {q0.x, q1.x, q0.y, q1.y}, key.x, key.y);
           mma_m16n8k16(score[half], {q0.z, q1.z, q0.w, q1.w}, key.z, key.w);
         }
-      if (at + kRound < count) load_keys(at + kRound);
+      if (at + step < count) load_keys(at + step);
       uint32_t p[2][2];  // probabilities: [keys 0 to 7, 8 to 15][the lane's first, second head]
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -154,7 +154,7 @@ struct TileAttention {
                        __byte_perm(b0, b1, 0x7632));
         }
       }
-      if (at + kRound < count) load_values(at + kRound);
+      if (at + step < count) load_values(at + step);
     }
   }
 
@@ -218,8 +218,9 @@ __device__ void attend_span(const Args& a, int count, RowOf&& row_of) {
   const int g = blockIdx.y, b = blockIdx.z;
   TileAttention<kDk, kDv> attention;
   attention.load_queries(a.q.row(b, 0, int64_t{g} * a.G), a.q.stride_h, a.G);
-  attention.template attend<kSpanRound>(a.k[0].row(b, 0, g), a.k[0].stride_t, a.v[0].row(b, 0, g), a.v[0].stride_t,
-                                        count, a.scale_log2, row_of, [](int, int, float) {});
+  attention.attend(a.k[0].row(b, 0, g), a.k[0].stride_t, a.v[0].row(b, 0, g), a.v[0].stride_t,
+                   static_cast<int>(threadIdx.x) / 32 * kTileKeys, kSpanRound, count, a.scale_log2, row_of,
+                   [](int, int, float) {});
   pdl_trigger();
 
   auto& memory = *reinterpret_cast<WarpSums<kSpanWarps, kDv>*>(dynamic_shared());

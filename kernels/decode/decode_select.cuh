@@ -62,8 +62,8 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory<kThreads>& memory,
 #pragma unroll
       for (int h = 0; h < 8; ++h) {
         const float* const row = scores + int64_t{h0 + h} * a.rows[0] + c;
-        x[0][h] = h0 + h < a.G ? row[0] - memory.lse[h0 + h] : -INFINITY;
-        x[1][h] = two && h0 + h < a.G ? row[kThreads] - memory.lse[h0 + h] : -INFINITY;
+        x[0][h] = h0 + h < a.G ? __ldcg(row) - memory.lse[h0 + h] : -INFINITY;
+        x[1][h] = two && h0 + h < a.G ? __ldcg(row + kThreads) - memory.lse[h0 + h] : -INFINITY;
       }
 #pragma unroll
       for (int h = 0; h < 8; ++h) p[0] += exp2_approx(x[0][h]), p[1] += exp2_approx(x[1][h]);
@@ -119,6 +119,27 @@ __device__ int select_range(const Decode<T>& a, const ListPlan& plan, SelectMemo
     kept = min(plan.free, n);
   }
   return kept;
+}
+
+// Writes to a.best the best blocks in this CTA's share of the candidates. memory.lse must be there.
+template <int kThreads, class T>
+__device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMemory<kThreads>& memory, int b, int g,
+                             int at) {
+  const int share = ceil_div(plan.candidate_end - plan.init_end, kClusterCtas);
+  const int begin = plan.init_end + static_cast<int>(blockIdx.x) * share, end = min(plan.candidate_end, begin + share);
+  const int kept = select_range(a, plan, memory, b, g, at, begin, end);
+  uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * kClusterCtas + blockIdx.x) * a.n_sel;
+  if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
+}
+
+// memory.best = the best blocks in all shares. There are as many threads as blocks in the shares.
+template <int kThreads, class T>
+__device__ void merge_shares(const Decode<T>& a, const ListPlan& plan, SelectMemory<kThreads>& memory, int b, int g) {
+  const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kClusterCtas * a.n_sel;
+  const int n = kClusterCtas * plan.free;
+  if (const int r = threadIdx.x; r < n) memory.candidates[r] = __ldcg(best + r / plan.free * a.n_sel + r % plan.free);
+  __syncthreads();
+  best_of(memory, n, plan.free);
 }
 
 // Writes the selected blocks to memory.list in ascending order: the given list's, or the forced blocks and, where

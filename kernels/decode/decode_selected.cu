@@ -43,27 +43,6 @@ __device__ void combine_lse(const Decode<T>& a, Memory& memory, int b, int g, in
   __syncthreads();
 }
 
-// Writes the best blocks in this CTA's share of the candidates to a.best.
-template <class T>
-__device__ void select_share(const Decode<T>& a, const ListPlan& plan, Memory& memory, int b, int g, int at) {
-  const int share = ceil_div(plan.candidate_end - plan.init_end, kClusterCtas);
-  const int begin = plan.init_end + static_cast<int>(blockIdx.x) * share, end = min(plan.candidate_end, begin + share);
-  combine_lse(a, memory, b, g, at);
-  const int kept = select_range(a, plan, memory, b, g, at, begin, end);
-  uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * kClusterCtas + blockIdx.x) * a.n_sel;
-  if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
-}
-
-// memory.best = the best blocks in all shares.
-template <class T>
-__device__ void merge_shares(const Decode<T>& a, const ListPlan& plan, Memory& memory, int b, int g) {
-  const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kClusterCtas * a.n_sel;
-  const int n = kClusterCtas * plan.free;
-  if (const int r = threadIdx.x; r < n) memory.candidates[r] = __ldcg(best + r / plan.free * a.n_sel + r % plan.free);
-  __syncthreads();
-  best_of(memory, n, plan.free);
-}
-
 // The kernel's shared memory: first a chunk's, which the combination reuses, then the selection's.
 template <int kHeads>
 using SelectedChunk = ChunkMemory<kHeads, kSelectThreads, kSelectedChunk>;
@@ -79,7 +58,9 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_select_kernel(Decode
   Memory& memory = *reinterpret_cast<Memory*>(dynamic_shared());
   const int g = blockIdx.y, b = blockIdx.z, at = a.position[b];
   const ListPlan plan(a, at);
-  if (plan.scored) select_share(a, plan, memory, b, g, at);
+  if (!plan.scored) return;
+  combine_lse(a, memory, b, g, at);
+  select_share(a, plan, memory, b, g, at);
 }
 
 // kAll: the CTAs are a cluster and compute the three stages select, attend and combine; otherwise only attend.
@@ -94,6 +75,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1) decode_selected_kernel(Deco
     const ListPlan plan(a, at);
     load_queries(a, chunk_memory, b, g);
     if (kAll && plan.scored) {
+      combine_lse(a, memory, b, g, at);
       select_share(a, plan, memory, b, g, at);
       sync_cluster();
     }

@@ -247,7 +247,8 @@ TEST_CASE("bench prefill and decode count the keys that are read", "[generate]")
   const std::vector<std::array<std::string, 2>> kinds = {
       {"", "68"},          {"--set model.attention=dense", "100"}, {"--set nsa.selector=index", "68"},
       {one_softmax, "28"}, {"--set nsa.branches=win", "16"},       {mixed, "44"}};
-  for (const std::string verb : {"prefill ", "decode ", "decode --batch 3 ", "decode --batch 64 "})
+  for (const std::string verb :
+       {"prefill ", "prefill --batch 3 ", "decode ", "decode --batch 3 ", "decode --batch 64 "})
     for (const auto& [kind, expected] : kinds) {
       if (verb == "decode --batch 64 " && !kind.empty()) continue;  // each prompt has a pass of its own
       const std::string args = "bench " + verb + kTiny + " --lengths 9,32,33,100 --runs 1 --set runtime.device=cpu ";

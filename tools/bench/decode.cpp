@@ -3,9 +3,10 @@
 // expected number. decode: ms_total is a step that also chooses the next token (greedy); ms_cmp, ms_sel and ms_win are
 // what one branch, in all layers, adds to a step without branches; ms_sel with a taught index, if there is one. The
 // step's kernels count the keys that they read.
-// prefill: ms_total is the forward pass; ms_cmp (with phi), ms_sel (with the selection) and ms_win are those ops' times
-// on the last layer's rows, times the layer count. Keys are counted by a pass with q = 0 and the selected lists: all
-// scores are 0, so a row's lse is the log of how many keys the kernel read for it.
+// prefill: ms_total is the forward pass, or with --batch the passes into which the prompts are packed; ms_cmp (with
+// phi), ms_sel (with the selection) and ms_win are those ops' times for one prompt on the last layer's rows, times the
+// layer and prompt counts. Keys are counted by a pass with q = 0 and the selected lists: all scores are 0, so a row's
+// lse is the log of how many keys the kernel read for it.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <span>
 #include <tuple>
 
 #include "engine/check.h"
@@ -37,6 +39,7 @@ struct DecodeBenchOptions {
   std::string config, csv;
   std::vector<std::string> sets;
   std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+  bool prefill = false;
   int64_t batch = 1, runs = 31;
   BenchOptions kept;  // only its fields for --compare and --append are used
 };
@@ -115,13 +118,14 @@ class DecodeBench {
                                    .batch = o.batch,
                                    .context = *std::max_element(o.lengths.begin(), o.lengths.end()),
                                    .prefills = o.lengths,
+                                   .starts = starts_together(),
                                    .kernels = config.runtime.kernels});
     session_->model().params().init(ctx(), static_cast<uint64_t>(config.train.seed));
     counters_ = std::make_unique<Arena>(device, kMemAlign);
     counted_ = counters_->alloc(MemTag::workspace, "keys read", DType::i64, {3});
   }
 
-  Row row(int64_t S, bool time_prefill) {
+  Row row(int64_t S) {
     int64_t bytes = 0;
     {
       Arena planned = Arena::planned(ctx().device);
@@ -144,8 +148,8 @@ class DecodeBench {
     session_->choose_greedy();
 
     Row row{.S = S, .reads = reads_of_prefill(), .reads_decode = reads_of_step(S)};
-    if (time_prefill)
-      measure_prefill(row);
+    if (o_.prefill)
+      measure_prefill(row, text);
     else
       measure_step(row);
     ctx().stream.synchronize();
@@ -155,6 +159,7 @@ class DecodeBench {
 
  private:
   Context& ctx() { return session_->ctx(); }
+  bool starts_together() const { return o_.prefill && o_.batch > 1; }
   double a_group(double reads, int64_t sequences) const {
     return reads / static_cast<double>(sequences * c_.n_kv_groups);
   }
@@ -167,10 +172,18 @@ class DecodeBench {
 
   // ---- prefill ----
 
-  void measure_prefill(Row& row) {
+  void measure_prefill(Row& row, std::span<const int32_t> text) {
     Model& model = session_->model();
-    row.ms_total = median_ms(ctx(), o_.runs, [&] { model.forward(ctx(), *act_); });
+    std::vector<DecodeSession::Start> starts;
+    for (int64_t b = 0; b < o_.batch; ++b) starts.push_back({b, text});
+    row.ms_total = median_ms(ctx(), o_.runs, [&] {
+      if (starts_together())
+        session_->start(starts);
+      else
+        model.forward(ctx(), *act_);
+    });
     for (const LayersOfKind& kind_layers : layers_by_kind(c_)) measure_prefill(row, kind_layers);
+    for (double& ms : row.ms) ms *= static_cast<double>(o_.batch);
   }
 
   // Adds the attention time of all layers of one kind, measured on the last one.
@@ -320,24 +333,24 @@ class DecodeBench {
 };
 
 // A result as a row in the common kept-row format (tools/bench/bench.h).
-Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row& r, bool prefill, bool dense) {
-  return {{"op", prefill ? "prefill" : "decode"},
-          {"case", fmt::format("{} {}x{}{}", config, prefill ? 1 : o.batch, r.S, dense ? " dense" : "")},
-          {"pass", prefill ? "forward" : "step"},
+Json kept_row(const DecodeBenchOptions& o, const std::string& config, const Row& r, bool dense) {
+  return {{"op", o.prefill ? "prefill" : "decode"},
+          {"case", fmt::format("{} {}x{}{}", config, o.batch, r.S, dense ? " dense" : "")},
+          {"pass", o.prefill ? "forward" : "step"},
           {"us", 1e3 * r.ms_total},
           {"runs", o.runs},
           {"us_cmp", 1e3 * r.ms[kCmpBranch]},
           {"us_sel", 1e3 * r.ms[kSel]},
           {"us_win", 1e3 * r.ms[kWin]},
-          {"reads", prefill ? r.reads : r.reads_decode}};
+          {"reads", o.prefill ? r.reads : r.reads_decode}};
 }
 
-void run_decode_bench(const DecodeBenchOptions& o, bool prefill) {
+void run_decode_bench(const DecodeBenchOptions& o) {
   o.kept.check_files();
   const LoadedConfig loaded = load_config(o.config, o.sets);
   const Config& config = loaded.config;
   const Device device = choose_device(config.runtime.device);
-  BenchRows rows{.what = prefill ? "prefill" : "decode",
+  BenchRows rows{.what = o.prefill ? "prefill" : "decode",
                  .device = device,
                  .dtype = compute_dtype(config.runtime.precision),
                  .ceiling = {},
@@ -353,7 +366,7 @@ void run_decode_bench(const DecodeBenchOptions& o, bool prefill) {
              "S,ms_total,ms_cmp,ms_sel,ms_win,reads_actual,reads_expected,reads_actual_decode,reads_expected_decode\n");
   bool as_expected = true;
   for (const int64_t S : o.lengths) {
-    const Row r = bench.row(S, prefill);
+    const Row r = bench.row(S);
     const double expected = expected_reads(config.model, S);
     fmt::print(file, "{},{:.4f},{:.4f},{:.4f},{:.4f},{},{},{},{}\n", S, r.ms_total, r.ms[kCmpBranch], r.ms[kSel],
                r.ms[kWin], r.reads, expected, r.reads_decode, expected);
@@ -365,7 +378,7 @@ void run_decode_bench(const DecodeBenchOptions& o, bool prefill) {
     constexpr double kLeastDifference = 1e-6;  // means over layers are rounded
     for (const double reads : {r.reads, r.reads_decode})
       as_expected = as_expected && std::abs(reads - expected) < kLeastDifference;
-    rows.rows.push_back(kept_row(o, loaded.name, r, prefill, !config.model.has_nsa()));
+    rows.rows.push_back(kept_row(o, loaded.name, r, !config.model.has_nsa()));
   }
   if (file != stdout) TRIAD_CHECK(std::fclose(file) == 0, "{} cannot be written", o.csv);
   TRIAD_CHECK(as_expected, "the kernels read more or fewer keys than expected: compare the columns reads_* of the CSV");
@@ -375,6 +388,7 @@ void run_decode_bench(const DecodeBenchOptions& o, bool prefill) {
 CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill) {
   CLI::App* verb = bench.add_subcommand(name, what);
   const auto o = std::make_shared<DecodeBenchOptions>();
+  o->prefill = prefill;
   if (prefill) o->runs = 5;
   verb->add_option("CONFIG", o->config, "config file (default: the environment variable CONFIG names it)");
   verb->add_option("--set", o->sets, "group.key=value: overrides the config file and the environment")
@@ -384,7 +398,11 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
       ->delimiter(',')
       ->check(within(at_least(1).up_to(kMaxSeqLen)))
       ->capture_default_str();
-  verb->add_option("--batch", o->batch, "sequences that a step decodes together")
+  verb->add_option("--batch", o->batch,
+                   prefill
+                       ? "prompts of S tokens that begin together, packed as `triad generate --prompts` packs them; "
+                         "the branches' times are those of one prompt, times this"
+                       : "sequences that a step decodes together")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str();
   verb->add_option("--runs", o->runs, "timed runs; the result is their median")
@@ -398,7 +416,7 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
       "kernels; reads_actual_decode: the same for a decoding step.\n"
       "reads_expected, reads_expected_decode: both as computed from the config. The exit code is 1 if they differ.");
   o->kept.add_files_to(*verb);
-  verb->callback([o, prefill] { run_decode_bench(*o, prefill); });
+  verb->callback([o] { run_decode_bench(*o); });
   return verb;
 }
 

@@ -1,7 +1,7 @@
 // NSA's attention for one new token per sequence in bf16, with heads of 64 or 128, as one kernel on tensor cores
-// (decode/decode_mma.cuh). More than kFewSequences fill the card with one CTA for each (sequence, group), so nothing is
-// split and no partial sums pass through memory. For fewer, on Hopper, the 8 CTAs of a cluster share each branch's
-// tiles and then the outputs. A CTA computes:
+// (decode/decode_mma.cuh): one CTA for each (sequence, group), so that nothing is split and no partial sums pass through
+// memory. Of few sequences on Hopper, whose CTAs would leave most of the card idle, the 8 CTAs of a cluster share each
+// branch's tiles and then the outputs. A CTA computes:
 //   1. the compressed branch, whose scores it stores for the selection, while the window's rows begin to come to L2;
 //   2. the gate, and the heads' log-sum-exp;
 //   3. the selection (decode/decode_select.cuh);
@@ -22,6 +22,7 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 constexpr int kWideSequences = 64, kWideGroups = 4;  // most sequences, and groups, for which a CTA has 16 warps
+constexpr int kMostClusters = 8;                     // more of 8 CTAs, each alone on its SM, do not run at once
 
 // Where the parts of a CTA's shared memory begin, in bytes: the warps' sums of the compressed and then the selected
 // branch, those of the window branch, the CTA's totals, the gate and the selection.
@@ -203,8 +204,8 @@ bool launch_many(Context& ctx, const Decode<bf16>& a, bool vectors, const GateMl
   if (!vectors || a.G > kTileHeads || a.l_sel < kTileKeys) return false;
   const bool heads_of_64 = a.dk == 64 && a.dv == 64, heads_of_128 = a.dk == 128 && a.dv == 128;
   if (!heads_of_64 && !heads_of_128) return false;
-  if (a.B <= kFewSequences) {
-    if (!ctx.may_use_sm90()) return false;
+  if (a.B <= kFewSequences && !ctx.may_use_sm90()) return false;
+  if (a.B <= kFewSequences && a.B * a.Hkv <= kMostClusters) {
     return heads_of_64 ? launch_for<64, 64, 16, true>(ctx, a, mlp, gate)
                        : launch_for<128, 128, 8, true>(ctx, a, mlp, gate);
   }

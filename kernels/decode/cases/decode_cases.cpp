@@ -169,7 +169,8 @@ std::vector<OpCase> decode_cases() {
       any_card_case(decode_case("900_G1", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70))),
       any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
       small_card_case(decode_case("300_256_G3", {1, 300, 3, 1, 256, 256}, {299}, config(32, 16, 64, 4, 70))),
-      // More than 8 sequences, and more than 64: in bf16 one CTA for each sequence and group.
+      // Many groups, more than 8 sequences, and more than 64: in bf16 one CTA for each sequence and group.
+      decode_case("5_sequences_4_groups", {5, 700, 8, 4, 64, 64}, spread(5, 700), config(32, 16, 64, 5, 100)),
       decode_case("9_sequences_G6", {9, 700, 12, 2, 64, 64}, spread(9, 700), config(32, 16, 64, 5, 100)),
       on_gpu(decode_case("64_sequences_G16", {64, 400, 16, 1, 64, 64}, spread(64, 400), config(32, 16, 32, 5, 60))),
       on_gpu(decode_case("65_sequences_G1", {65, 400, 2, 2, 64, 64}, spread(65, 400),

@@ -23,9 +23,9 @@ struct Measured {
   const char *card, *config;
   std::vector<std::string> sets;
   int64_t ranks;
-  double tokens_per_s;
-  double gb;      // planned memory as the run printed it; 0: not recorded, or of a commit that needed more
-  double joules;  // joules of a step on each card; 0: not recorded
+  double tokens_per_s;  // 0: not measured
+  double gb;            // planned memory as the run printed it; 0: not recorded, or of a commit that needed more
+  double joules;        // joules of a step on each card; 0: not recorded
   // Whether step_time.cpp's constants were chosen by this row. They were not refined for any other one.
   bool fitted = false;
 };
@@ -74,7 +74,12 @@ const std::vector<Measured>& measured_rows() {
       {"h100", "llama_8b", {"train.micro_batch_size=1", "dist.zero=3"}, 2, 15060, 77.34, 0},
       {"h100", "m7c_125m", {"dist.zero=1"}, 2, 940410, 0, 0},
       {"h100", "m7c_1m", with(k1x65536, {"runtime.recompute=block"}), 1, 316965, 0, 0},
-      {"h100", "m7c_1m", {"runtime.recompute=block"}, 1, 47382, 66.436, 0}};  // memory as a build with CUDA plans it
+      // memory as a build with CUDA plans it
+      {"h100", "m7c_1m", {"runtime.recompute=block"}, 1, 47382, 66.436, 0},
+      {"h200", "m7c_1m", {"dist.context=2"}, 2, 0, 43.232, 0},
+      {"h200", "m7c_1m", {"dist.context=8"}, 8, 0, 14.432, 0},
+      {"h200", "m7c_1m_index", {"dist.context=8"}, 8, 0, 13.746, 0},
+      {"h200", "llama_8b_1m", {}, 8, 0, 133.078, 0}};
   return kRows;
 }
 
@@ -95,6 +100,7 @@ RunTime time_of(const Measured& row) {
 
 TEST_CASE("cards: estimates are within 15% of measured steps, most of which they are not fitted to", "[fit]") {
   for (const Measured& row : measured_rows()) {
+    if (row.tokens_per_s == 0) continue;
     const RunTime time = time_of(row);
     INFO(text_of(row) << "\n" << run_time_text(time, card_of(row.card), /*in_parts=*/true));
     CHECK(std::abs(time.tokens_per_s() / row.tokens_per_s - 1) < 0.15);
@@ -109,7 +115,7 @@ TEST_CASE("cards: planned memory is within 3% of the runs', in a build without C
     const std::unique_ptr<Comm> ranks = make_planned_comm(static_cast<int>(row.ranks));
     const MemoryPlan plan = plan_memory(measured_config(row), PlannedDevice(card_of(row.card)), ranks.get());
     const double gb = static_cast<double>(plan.peak_bytes()) * 1e-9;
-    INFO(text_of(row) << ": " << gb << " GB planned, " << row.gb << " measured");
+    INFO(text_of(row) << ": " << gb << " GB planned, " << row.gb << " expected");
     CHECK(std::abs(gb / row.gb - 1) < 0.03);
   }
 }

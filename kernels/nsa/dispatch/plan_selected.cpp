@@ -8,11 +8,11 @@ namespace triad::cuda {
 
 namespace {
 
-void reserve(Context& ctx, const ListedWork& work, const PiecePlan& plan, bool has_row_stats) {
+// end: the row's tokens up to the call's last query, as in KeyWorkShape::T.
+void reserve(Context& ctx, const ListedWork& work, int64_t end, const PiecePlan& plan, bool has_row_stats) {
   constexpr int64_t kKeyWorkInts = 4;
   const int64_t bgs = work.B * work.Hkv;
-  const auto [pieces, slots] =
-      key_work_bounds({work.T, work.n, work.block_keys, work.blocks, work.is_part ? work.T : 0}, plan);
+  const auto [pieces, slots] = key_work_bounds({end, work.n, work.block_keys, work.blocks, work.T}, plan);
   Scratch::Scope scope(ctx.scratch);
   if (has_row_stats) scope.alloc(DType::f32, {bgs, work.T * (work.Hq / work.Hkv), 2});
   scope.alloc(DType::i32, {bgs, plan.parts, work.blocks});
@@ -44,10 +44,10 @@ void plan_selected_backward(Context& ctx, const AttendIn& in, const ConstTensor&
   // As cuda::nsa_attend_selected_backward plans: without a rounding unit, and with one.
   const Backward two =
       hopper && part.whole() && (one_kernel || (dk == 192 && dv == 128)) ? Backward::sm90 : Backward::portable;
-  reserve(ctx, work, plan_pieces(work, two), /*has_row_stats=*/two == Backward::sm90);
+  reserve(ctx, work, keys, plan_pieces(work, two), /*has_row_stats=*/two == Backward::sm90);
   if (!one_kernel) return;
   const Backward one = !hopper ? Backward::portable_dq_dk_dv : dk == 64 ? Backward::sm90_d64 : Backward::sm90_d128;
-  reserve(ctx, work, plan_pieces(work, one), /*has_row_stats=*/false);
+  reserve(ctx, work, keys, plan_pieces(work, one), /*has_row_stats=*/false);
 }
 
 }  // namespace triad::cuda

@@ -363,7 +363,21 @@ MatmulAlgorithm matmul(Context& ctx, Tensor d, ConstTensor a, ConstTensor b, con
 
 namespace {
 
-// d <- a b^T + beta c for e4m3 operands with K along their rows.
+// The problem d <- a b^T + c for e4m3 operands with K along their rows, without a bias. Operands are swapped as above.
+Problem e4m3_problem(const ConstTensor& a, const ConstTensor& b, const ConstTensor& c, const ConstTensor& d,
+                     Fp8Sums sums) {
+  return {.may_be_tuned = false,
+          .trans_a = true,
+          .trans_b = false,
+          .a = b,
+          .b = a,
+          .c = c,
+          .d = d,
+          .bias_alignment = 0,
+          .fp8_sums = sums};
+}
+
+// d <- a b^T + beta c for such a problem.
 void multiply_e4m3(Context& ctx, const Problem& problem, const Tensor& d, const ConstTensor& a, const ConstTensor& b,
                    const ConstTensor& c, float beta, const Pointers& pointers) {
   TRIAD_CHECK(!ctx.is_side, "a product on {}, beside others: they share one workspace", ctx.stream.name());
@@ -382,34 +396,18 @@ void matmul_fp8(Context& ctx, Tensor d, const E4m3Rows& a, const E4m3Rows& b, Fp
   if (ctx.planning) return;
   const void* const bias = is_repeated_row(addend) ? addend.data : nullptr;
   const bool has_c = !addend.empty() && bias == nullptr;
-  const ConstTensor c = has_c ? addend : ConstTensor(d), q_a = a.q, q_b = b.q;
-  const Problem problem{.may_be_tuned = false,
-                        .trans_a = true,
-                        .trans_b = false,
-                        .a = q_b,
-                        .b = q_a,
-                        .c = c,
-                        .d = ConstTensor(d),
-                        .bias_alignment = bias == nullptr ? 0 : Operand::alignment_of(bias),
-                        .fp8_sums = sums};
-  multiply_e4m3(ctx, problem, d, q_a, q_b, c, has_c ? 1.0f : 0.0f,
+  const ConstTensor c = has_c ? addend : ConstTensor(d);
+  Problem problem = e4m3_problem(a.q, b.q, c, d, sums);
+  problem.bias_alignment = bias == nullptr ? 0 : Operand::alignment_of(bias);
+  multiply_e4m3(ctx, problem, d, a.q, b.q, c, has_c ? 1.0f : 0.0f,
                 {.bias = bias, .a_scale = b.scale.ptr<float>(), .b_scale = a.scale.ptr<float>()});
 }
 
 void matmul_fp8(Context& ctx, Tensor d, const E4m3Columns& a, const E4m3Columns& b, bool add) {
   if (ctx.planning) return;
-  const ConstTensor q_a = a.q, q_b = b.q, c = d;
-  const Problem problem{.may_be_tuned = false,
-                        .trans_a = true,
-                        .trans_b = false,
-                        .a = q_b,
-                        .b = q_a,
-                        .c = c,
-                        .d = c,
-                        .bias_alignment = 0,
-                        .fp8_sums = Fp8Sums::accurate,
-                        .one_scale = true};
-  multiply_e4m3(ctx, problem, d, q_a, q_b, c, add ? 1.0f : 0.0f,
+  Problem problem = e4m3_problem(a.q, b.q, d, d, Fp8Sums::accurate);
+  problem.one_scale = true;
+  multiply_e4m3(ctx, problem, d, a.q, b.q, d, add ? 1.0f : 0.0f,
                 {.a_scale = b.scale.ptr<float>(), .b_scale = a.scale.ptr<float>()});
 }
 

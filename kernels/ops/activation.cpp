@@ -1,6 +1,7 @@
 // SiLU and SwiGLU on the CPU, in loops that vectorise. An output may be the same tensor as an input.
 #include "kernels/ops/activation.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/op_scope.h"
@@ -127,12 +128,26 @@ void swiglu_backward(Context& ctx, Tensor dgate, Tensor dup, ConstTensor dy, Con
 
 namespace {
 
-// Whether `fused` ran, which returns false for what its kernel does not support. Only bf16 on a GPU has such kernels.
+// Whether `fused` ran, which returns false for what its kernel does not support: rows of more than kFusedCastColumns,
+// or tensors that are not aligned. Only bf16 on a GPU has such kernels.
 template <class Fused>
-bool runs_fused_cast(const Context& ctx, DType dtype, [[maybe_unused]] Fused&& fused) {
-  const bool may = ctx.device.is_cuda() && dtype == DType::bf16;
+bool runs_fused_cast(const Context& ctx, const ConstTensor& x, [[maybe_unused]] Fused&& fused) {
+  const bool may = ctx.device.is_cuda() && x.dtype == DType::bf16;
   if constexpr (kBuiltWithCuda) return may && fused();
-  return may;  // a plan without the kernels takes it that they support the call
+  return may && x.size(1) <= kFusedCastColumns;  // a plan without the kernels takes it that tensors are aligned
+}
+
+// Calls call(begin, end) for rows that are computed to scratch memory and cast, so many at a time that their
+// temporaries of row_bytes each are a small part of an MLP's memory.
+template <class Call>
+void for_each_cast(int64_t rows, int64_t row_bytes, Call&& call) {
+  constexpr int64_t kMostBytes = int64_t{32} << 20;
+  const int64_t most = std::max<int64_t>(kMostBytes / std::max<int64_t>(row_bytes, 1), 1);
+  for (int64_t begin = 0; begin < rows; begin += most) call(begin, std::min(begin + most, rows));
+}
+
+E4m3Rows rows_of(const E4m3Rows& all, int64_t begin, int64_t end) {
+  return {all.q.slice(0, begin, end), all.scale.slice(0, begin, end)};
 }
 
 void check_cast(const char* op, const E4m3Rows& cast, const ConstTensor& rows, int64_t parts) {
@@ -155,11 +170,13 @@ void silu_forward_e4m3(Context& ctx, const E4m3Rows& y, ConstTensor x) {
   const OpScope op_scope(ctx, "silu_forward_e4m3");
   check_matrix("silu_forward_e4m3", x);
   check_cast("silu_forward_e4m3", y, x, 1);
-  if (runs_fused_cast(ctx, x.dtype, [&] { return cuda::silu_forward_e4m3(ctx, y, x); })) return;
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor whole = scope.alloc(x.dtype, x.shape(), "activation");
-  silu_forward(ctx, whole, x);
-  cast_rows_e4m3(ctx, y, whole);
+  if (runs_fused_cast(ctx, x, [&] { return cuda::silu_forward_e4m3(ctx, y, x); })) return;
+  for_each_cast(x.size(0), x.size(1) * size_of(x.dtype), [&](int64_t begin, int64_t end) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor values = scope.alloc(x.dtype, {end - begin, x.size(1)}, "activation");
+    silu_forward(ctx, values, x.slice(0, begin, end));
+    cast_rows_e4m3(ctx, rows_of(y, begin, end), values);
+  });
 }
 
 void swiglu_forward_e4m3(Context& ctx, const E4m3Rows& y, ConstTensor gate, ConstTensor up) {
@@ -167,11 +184,13 @@ void swiglu_forward_e4m3(Context& ctx, const E4m3Rows& y, ConstTensor gate, Cons
   check_matrix("swiglu_forward_e4m3", gate);
   check_tensor("swiglu_forward_e4m3: up", up, gate.shape(), gate.dtype);
   check_cast("swiglu_forward_e4m3", y, gate, 1);
-  if (runs_fused_cast(ctx, gate.dtype, [&] { return cuda::swiglu_forward_e4m3(ctx, y, gate, up); })) return;
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor whole = scope.alloc(gate.dtype, gate.shape(), "activation");
-  swiglu_forward(ctx, whole, gate, up);
-  cast_rows_e4m3(ctx, y, whole);
+  if (runs_fused_cast(ctx, gate, [&] { return cuda::swiglu_forward_e4m3(ctx, y, gate, up); })) return;
+  for_each_cast(gate.size(0), gate.size(1) * size_of(gate.dtype), [&](int64_t begin, int64_t end) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor values = scope.alloc(gate.dtype, {end - begin, gate.size(1)}, "activation");
+    swiglu_forward(ctx, values, gate.slice(0, begin, end), up.slice(0, begin, end));
+    cast_rows_e4m3(ctx, rows_of(y, begin, end), values);
+  });
 }
 
 void silu_backward_e4m3(Context& ctx, const E4m3Rows& dx, const E4m3Rows& y, ConstTensor dy, ConstTensor x) {
@@ -180,13 +199,16 @@ void silu_backward_e4m3(Context& ctx, const E4m3Rows& dx, const E4m3Rows& y, Con
   check_tensor("silu_backward_e4m3: dy", dy, x.shape(), x.dtype);
   check_cast("silu_backward_e4m3: dx", dx, x, 1);
   check_cast("silu_backward_e4m3: y", y, x, 1);
-  if (runs_fused_cast(ctx, x.dtype, [&] { return cuda::silu_backward_e4m3(ctx, dx, y, dy, x); })) return;
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor whole = scope.alloc(x.dtype, x.shape(), "gradient of the activation"),
-               whole_y = scope.alloc(x.dtype, x.shape(), "activation");
-  silu_backward(ctx, whole, dy, x, whole_y);
-  cast_rows_e4m3(ctx, dx, whole);
-  cast_rows_e4m3(ctx, y, whole_y);
+  if (runs_fused_cast(ctx, x, [&] { return cuda::silu_backward_e4m3(ctx, dx, y, dy, x); })) return;
+  for_each_cast(x.size(0), 2 * x.size(1) * size_of(x.dtype), [&](int64_t begin, int64_t end) {
+    Scratch::Scope scope(ctx.scratch);
+    const Shape shape = {end - begin, x.size(1)};
+    const Tensor dx_values = scope.alloc(x.dtype, shape, "gradient of the activation"),
+                 y_values = scope.alloc(x.dtype, shape, "activation");
+    silu_backward(ctx, dx_values, dy.slice(0, begin, end), x.slice(0, begin, end), y_values);
+    cast_rows_e4m3(ctx, rows_of(dx, begin, end), dx_values);
+    cast_rows_e4m3(ctx, rows_of(y, begin, end), y_values);
+  });
 }
 
 void swiglu_backward_e4m3(Context& ctx, const E4m3Rows& dpre, const E4m3Rows& y, ConstTensor dy, ConstTensor pre) {
@@ -197,14 +219,17 @@ void swiglu_backward_e4m3(Context& ctx, const E4m3Rows& dpre, const E4m3Rows& y,
   check_cast("swiglu_backward_e4m3: y", y, dy, 1);
   const auto [gate, up] = halves(pre);
   const auto fused = [&, gate = gate, up = up] { return cuda::swiglu_backward_e4m3(ctx, dpre, y, dy, gate, up); };
-  if (runs_fused_cast(ctx, dy.dtype, fused)) return;
-  Scratch::Scope scope(ctx.scratch);
-  const Tensor whole = scope.alloc(dy.dtype, pre.shape(), "gradient of the activation"),
-               whole_y = scope.alloc(dy.dtype, dy.shape(), "activation");
-  const auto [dgate, dup] = halves(whole);
-  swiglu_backward(ctx, dgate, dup, dy, gate, up, whole_y);
-  cast_rows_e4m3(ctx, dpre, whole);
-  cast_rows_e4m3(ctx, y, whole_y);
+  if (runs_fused_cast(ctx, dy, fused)) return;
+  for_each_cast(dy.size(0), 3 * dy.size(1) * size_of(dy.dtype), [&, gate = gate, up = up](int64_t begin, int64_t end) {
+    Scratch::Scope scope(ctx.scratch);
+    const Tensor dpre_values = scope.alloc(dy.dtype, {end - begin, pre.size(1)}, "gradient of the activation"),
+                 y_values = scope.alloc(dy.dtype, {end - begin, dy.size(1)}, "activation");
+    const auto [dgate, dup] = halves(dpre_values);
+    swiglu_backward(ctx, dgate, dup, dy.slice(0, begin, end), gate.slice(0, begin, end), up.slice(0, begin, end),
+                    y_values);
+    cast_rows_e4m3(ctx, rows_of(dpre, begin, end), dpre_values);
+    cast_rows_e4m3(ctx, rows_of(y, begin, end), y_values);
+  });
 }
 
 }  // namespace triad

@@ -218,11 +218,9 @@ bool apply_e4m3(Context& ctx, const char* name, const std::array<E4m3Rows, kCast
     in_rows.data[i] = ins[i].template ptr<__nv_bfloat16>(), in_rows.stride[i] = ins[i].stride[0];
   }
   const int64_t rows = ins[0].size(0), columns = ins[0].size(1);
-  if (columns == 0) return false;
-  constexpr int64_t kMostColumns = int64_t{4} * 512 * kE4m3Vector;  // more would need too many registers
-  if (columns > kMostColumns) return false;
+  if (columns == 0 || columns > kFusedCastColumns) return false;
   return dispatch_held_vectors(columns / kE4m3Vector, [&]<int kHeld>(unsigned threads) {
-    if constexpr (kHeld <= 4)
+    if constexpr (kHeld <= 4)  // more, for rows of more than kFusedCastColumns, would need too many registers
       launch(ctx, name, activation_e4m3_kernel<Rule, kFirst, kHeld>, dim3(static_cast<unsigned>(rows)), dim3(threads),
              0, to[0], to[1], in_rows, columns);
   });

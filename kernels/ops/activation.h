@@ -18,7 +18,9 @@ void swiglu_forward(Context&, Tensor y, ConstTensor gate, ConstTensor up);
 void swiglu_backward(Context&, Tensor dgate, Tensor dup, ConstTensor dy, ConstTensor gate, ConstTensor up,
                      Tensor y = {});
 
-// The same with the result in e4m3 alone: what cast_rows_e4m3() makes of y. On Hopper in one pass.
+// The same with the result in e4m3 alone: what cast_rows_e4m3() makes of y. On Hopper in one pass, for rows of up to
+// kFusedCastColumns; others are computed and cast some rows at a time, with at most 32 MiB, or a row's, of scratch.
+inline constexpr int64_t kFusedCastColumns = 16384;
 void silu_forward_e4m3(Context&, const E4m3Rows& y, ConstTensor x);
 void swiglu_forward_e4m3(Context&, const E4m3Rows& y, ConstTensor gate, ConstTensor up);
 // As silu_backward() and swiglu_backward() with y, and both results in e4m3 alone. dpre [N,2H]: its first half is dgate

@@ -13,7 +13,8 @@ using Floats = std::vector<float>;
 
 class Lab {
  public:
-  explicit Lab(Device device) : rt_({.device = device, .arena_bytes = int64_t{64} << 20, .scratch_bytes = 1 << 20}) {}
+  explicit Lab(Device device, int64_t arena_bytes = int64_t{64} << 20, int64_t scratch_bytes = 1 << 20)
+      : rt_({.device = device, .arena_bytes = arena_bytes, .scratch_bytes = scratch_bytes}) {}
   Context& ctx() { return rt_.ctx(); }
   Tensor from(const Floats& values, DType dtype) {
     const Shape shape = {static_cast<int64_t>(values.size())};

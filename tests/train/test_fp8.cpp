@@ -285,7 +285,9 @@ TEST_CASE("fp8: a run's peak memory is that of bf16", "[fp8]") {
   for (const Size& s :
        std::initializer_list<Size>{{"llama_1b", "--set train.micro_batch_size=4 --set runtime.recompute=none"},
                                    {"llama_1b", "--set train.micro_batch_size=4 --set runtime.recompute=block"},
-                                   {"llama_8b", "--set runtime.recompute=block"}}) {
+                                   {"llama_8b", "--set runtime.recompute=block"},
+                                   // more columns than one pass over an activation casts
+                                   {"llama_8b", "--set runtime.recompute=block --set model.mlp_hidden=28672"}}) {
     INFO(s.config << " " << s.keys);
     const auto peak = [&](const std::string& more) {
       const std::string args =

@@ -106,27 +106,48 @@ void Decoder::write_positions(Context& ctx) {
   write(ctx, position, next.data());
 }
 
-// Fills the cache from a pass for one of its documents. views: those of the pass.
-void Decoder::fill_cache(Context& ctx, const LayerCache& cache, LayerActivations& a, int64_t layer,
-                         const QkvViews& views, const Prompt& p, int64_t document) {
+// Fills a layer's caches from a pass over T tokens.
+void Decoder::fill_caches(Context& ctx, int64_t layer, LayerActivations& a, int64_t T,
+                          std::span<const Prompt> prompts) {
   const ModelConfig& c = model_.config();
   const NsaConfig& n = c.nsa_at(layer);
-  const auto from = [&](const auto& rows) { return rows.slice(1, p.begin, rows.size(1)); };
-  if (!cache.index_k.empty()) index_cache_fill(ctx, cache.index_k, p.b, p.n, from(views.index_k));
-  if (!cache.lists.empty()) {
-    const int64_t last = p.begin + p.n - 1;
-    const Tensor lists = cache.lists.slice(0, p.b, p.b + 1);
-    copy(ctx, lists, a.attention.nsa.block_index.slice(1, last, last + 1));
-    count_from(ctx, lists, p.begin / n.l_sel + document);
+  const AttentionKind kind = c.attention_of(layer);
+  const LayerCache& cache = caches_[static_cast<size_t>(layer)];
+  const QkvViews views = attended_qkv(a, c, kind, 1, T);
+  if (!cache.index_k.empty()) index_cache_fill(ctx, cache.index_k, prompts, views.index_k);
+  if (!cache.lists.empty())
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const Prompt& p = prompts[i];
+      const int64_t last = p.begin + p.n - 1;
+      const Tensor lists = cache.lists.slice(0, p.b, p.b + 1);
+      copy(ctx, lists, a.attention.nsa.block_index.slice(1, last, last + 1));
+      count_from(ctx, lists, p.begin / n.l_sel + static_cast<int64_t>(i));
+    }
+  if (kind == AttentionKind::nsa)
+    nsa_cache_fill(ctx, cache.nsa, prompts, nsa_in(views), a.attention.nsa.k_cmp, a.attention.nsa.v_cmp, n);
+  else
+    dense_cache_fill(ctx, cache.dense, prompts, views.k[0], views.v[0]);
+}
+
+// Computes the logits after each prompt. In a pass over several, one product has the last rows of all, or of
+// kMaxClusterRows each. It always has that many rows, because their bits may depend on the number.
+void Decoder::last_logits(Context& ctx, Activations& act, std::span<const Prompt> prompts) {
+  if (act.bounds.empty()) {
+    const auto& [b, begin, n] = prompts[0];
+    return model_.logits(ctx, act, begin + n - 1, logits.slice(0, b, b + 1));
   }
-  if (c.attention_of(layer) != AttentionKind::nsa)
-    return dense_cache_fill(ctx, cache.dense, p.b, p.n, from(views.k[0]), from(views.v[0]));
-  NsaIn in = nsa_in(views);
-  for (size_t b = 0; b < in.k.size(); ++b) in.k[b] = from(in.k[b]), in.v[b] = from(in.v[b]);
-  const auto blocks = [&](const Tensor& rows) {
-    return rows.slice(1, std::min(p.begin / n.d, rows.size(1)), rows.size(1));
-  };
-  nsa_cache_fill(ctx, cache.nsa, p.b, p.n, in, blocks(a.attention.nsa.k_cmp), blocks(a.attention.nsa.v_cmp));
+  const ModelConfig& c = model_.config();
+  const Tensor x = act.x(c.n_layers);
+  Scratch::Scope scope(ctx.scratch);
+  const Tensor last = scope.alloc(x.dtype, {kMaxClusterRows, x.size(1)}, "prompts' last rows");
+  const Tensor product = scope.alloc(logits.dtype, {kMaxClusterRows, logits.size(1)}, "prompts' logits");
+  zero(ctx, last);
+  for (size_t i = 0; i < prompts.size(); i += kMaxClusterRows) {
+    const auto some = prompts.subspan(i, std::min<size_t>(kMaxClusterRows, prompts.size() - i));
+    for (size_t j = 0; j < some.size(); ++j) copy(ctx, last[static_cast<int64_t>(j)], x[some[j].begin + some[j].n - 1]);
+    skinny_linear(ctx, product, last, model_.weights().head, {.norm = model_.weights().norm_f, .eps = c.norm_eps});
+    for (size_t j = 0; j < some.size(); ++j) copy(ctx, logits[some[j].b], product[static_cast<int64_t>(j)]);
+  }
 }
 
 void Decoder::prefill(Context& ctx, Activations& act, std::span<const Prompt> prompts) {
@@ -136,15 +157,10 @@ void Decoder::prefill(Context& ctx, Activations& act, std::span<const Prompt> pr
     TRIAD_CHECK(p.n >= 1 && p.begin >= 0 && p.begin + p.n <= act.T() && p.n <= capacity_,
                 "a prefill of {} tokens from {} on: a pass over {} tokens, a cache of {}", p.n, p.begin, act.T(),
                 capacity_);
-  model_.forward(ctx, act, nullptr, nullptr, [&](int64_t layer, LayerActivations& a) {
-    const QkvViews views = attended_qkv(a, model_.config(), model_.config().attention_of(layer), 1, act.T());
-    for (size_t i = 0; i < prompts.size(); ++i)
-      fill_cache(ctx, caches_[static_cast<size_t>(layer)], a, layer, views, prompts[i], static_cast<int64_t>(i));
-  });
-  for (const Prompt& p : prompts) {
-    model_.logits(ctx, act, p.begin + p.n - 1, logits.slice(0, p.b, p.b + 1));
-    length_[static_cast<size_t>(p.b)] = p.n;
-  }
+  model_.forward(ctx, act, nullptr, nullptr,
+                 [&](int64_t layer, LayerActivations& a) { fill_caches(ctx, layer, a, act.T(), prompts); });
+  last_logits(ctx, act, prompts);
+  for (const Prompt& p : prompts) length_[static_cast<size_t>(p.b)] = p.n;
   write_positions(ctx);
 }
 

@@ -25,13 +25,11 @@ class Decoder {
   // little: a sequence without a text is forgotten before each step.
   void forget(Context&, std::span<const int64_t> sequences);
 
-  // A text in a pass: the tokens [begin, begin + n) in act.tokens, with which sequence b starts.
-  struct Prompt {
-    int64_t b, begin, n;
-  };
+  using Prompt = CachedText;  // its tokens are in act.tokens
   // Starts sequences: one pass over act.tokens [1,T] fills their caches and logits[b]. Each prompt is a document of the
   // row (act.bounds), in order; further tokens of a document are padding without effect. Without act.bounds there is
-  // one prompt, which begins at 0.
+  // one prompt, which begins at 0. An op fills all
+  // prompts' caches of a layer.
   void prefill(Context&, Activations& act, std::span<const Prompt> prompts);
   // Appends tokens[b] to each sequence b and computes logits for the token after it. If a cache is full, its last row
   // is overwritten and the logits are meaningless. Positions are on the device, so that a step can be recorded in a
@@ -69,8 +67,8 @@ class Decoder {
   };
   static LayerCache alloc_cache(Arena&, const ModelConfig&, int64_t B, int64_t S, DType, int64_t layer);
 
-  void fill_cache(Context&, const LayerCache&, LayerActivations&, int64_t layer, const QkvViews&, const Prompt&,
-                  int64_t document);
+  void fill_caches(Context&, int64_t layer, LayerActivations&, int64_t T, std::span<const Prompt>);
+  void last_logits(Context&, Activations&, std::span<const Prompt>);
 
   std::vector<LayerCache> caches_;
   void list_by_index(Context&, int64_t layer);

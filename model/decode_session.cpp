@@ -22,25 +22,32 @@ constexpr int64_t kTextAlign = 128;
 // The most texts in a pass over T tokens.
 int64_t most_texts(Device device, int64_t T) { return device.is_cuda() ? T / kTextAlign : 1; }
 
+constexpr int64_t kGpuShortest = 2048, kGpuShared = 8192, kGpuGrowth = 4, kCpuShortest = 16;
+
+// The longest text that a pass over T tokens starts. On a GPU short texts share a long pass, of kGpuShared tokens or
+// more: they keep it busy for longer than the pass takes to queue. The shortest pass is for texts of which it holds at
+// least 8, so that one that starts alone waits less.
+int64_t longest_text(Device device, int64_t T) { return device.is_cuda() && T < kGpuShared ? T / 8 : T; }
+
 // The tokens of the pass that starts a text of n tokens, in a context that holds at least as many. Few lengths are
-// possible, because memory is planned for each. On a GPU short texts share a long pass; on the CPU, where a text has
-// its own, it is at most half longer.
+// possible, because memory is planned for each. On the CPU, where a text has a pass of its own, it is at most half
+// longer.
 int64_t pass_tokens(Device device, int64_t n, int64_t context) {
-  constexpr int64_t kGpuShortest = 2048, kGpuGrowth = 4, kCpuShortest = 16;
   if (!device.is_cuda()) {
     int64_t T = kCpuShortest;
     while (T < n) T = T + T / 2 >= n ? T + T / 2 : 2 * T;
     return std::min(T, context);
   }
   int64_t T = kGpuShortest;
-  while (T < n) T *= kGpuGrowth;
-  return std::min(T, std::max(kGpuShortest, align_up(context, kTextAlign)));
+  while (longest_text(device, T) < n) T *= kGpuGrowth;
+  return std::min(T, std::max(kGpuShared, align_up(context, kTextAlign)));
 }
 
 // The lengths of all passes that start texts of up to `context` tokens, ascending.
 std::vector<int64_t> all_passes(Device device, int64_t context) {
   std::vector<int64_t> passes;
-  for (int64_t n = 1; n <= context; n = passes.back() + 1) passes.push_back(pass_tokens(device, n, context));
+  for (int64_t n = 1; n <= context; n = longest_text(device, passes.back()) + 1)
+    passes.push_back(pass_tokens(device, n, context));
   return passes;
 }
 

@@ -15,14 +15,26 @@ namespace {
 constexpr int kCmp = static_cast<int>(Branch::cmp), kSel = static_cast<int>(Branch::sel),
               kWin = static_cast<int>(Branch::win);
 
-void cache_rows(Context& ctx, Tensor to, ConstTensor from, int64_t n) {
-  const int64_t R = to.size(0);
-  check_tensor("nsa_cache: rows", from, {from.size(0), to.size(1), to.size(2)}, to.dtype);
-  TRIAD_CHECK(n <= from.size(0), "nsa_cache: {} rows of {}", n, from.str());
-  if (ctx.device.is_cuda()) {
-    if constexpr (kBuiltWithCuda) return cuda::cache_rows(ctx, to, from, n);
+// most_tokens: what a sequence's cache holds; 0: only the last tokens, however many there are.
+void fill(Context& ctx, const char* op, std::span<const CacheRows> all, std::span<const CachedText> texts,
+          int64_t most_tokens = 0) {
+  for (const CacheRows& rows : all)
+    check_tensor(op, rows.from, {1, rows.from.size(1), rows.to.size(2), rows.to.size(3)}, rows.to.dtype);
+  for (const CachedText& t : texts) {
+    TRIAD_CHECK(most_tokens == 0 || t.n <= most_tokens, "{}: {} tokens for a cache of {}", op, t.n, most_tokens);
+    for (const auto& [to, from, of] : all)
+      TRIAD_CHECK(0 <= t.b && t.b < to.size(0) && 0 <= t.begin && 1 <= t.n &&
+                      t.begin / of.d + blocks_within(t.n, of.l, of.d) <= from.size(1),
+                  "{}: sequence {} of {}, {} tokens from {} on of {}", op, t.b, to.str(), t.n, t.begin, from.str());
   }
-  for (int64_t s = std::max<int64_t>(0, n - R); s < n; ++s) copy(ctx, to[s % R], from[s]);
+  if (ctx.device.is_cuda()) {
+    if constexpr (kBuiltWithCuda) return cuda::cache_fill(ctx, all, texts);
+  }
+  for (const CachedText& t : texts)
+    for (const auto& [to, from, of] : all) {
+      const int64_t n = blocks_within(t.n, of.l, of.d), R = to.size(1);
+      for (int64_t i = std::max<int64_t>(0, n - R); i < n; ++i) copy(ctx, to[t.b][i % R], from[0][t.begin / of.d + i]);
+    }
 }
 
 // Checks a key/value pair with `rows` rows per sequence: one of a cache's pairs, or the new rows that extend it.
@@ -95,22 +107,14 @@ void compress_block(Context& ctx, Tensor compressed, ConstTensor ring, int64_t b
 
 }  // namespace
 
-void nsa_cache_fill(Context& ctx, const NsaCache& cache, int64_t b, int64_t n, const NsaIn& in, ConstTensor k_cmp,
-                    ConstTensor v_cmp) {
+void nsa_cache_fill(Context& ctx, const NsaCache& cache, std::span<const CachedText> texts, const NsaIn& in,
+                    ConstTensor k_cmp, ConstTensor v_cmp, const NsaConfig& c) {
   const OpScope op_scope(ctx, "nsa_cache_fill");
-  cache_rows(ctx, cache.k_win[b], in.k[kWin][0], n);
-  cache_rows(ctx, cache.v_win[b], in.v[kWin][0], n);
-  TRIAD_CHECK(n <= cache.k_sel.size(1), "nsa_cache: {} tokens for a cache of {}", n, cache.k_sel.size(1));
-  const int64_t l = cache.k_raw.size(1), blocks = std::min(cache.k_cmp.size(1), k_cmp.size(1));
-  cache_rows(ctx, cache.k_sel[b], in.k[kSel][0], n);
-  cache_rows(ctx, cache.v_sel[b], in.v[kSel][0], n);
-  cache_rows(ctx, cache.k_raw[b], in.k[kCmp][0], n);
-  cache_rows(ctx, cache.v_raw[b], in.v[kCmp][0], n);
-  if (n < l || blocks == 0) return;
-  // Copies blocks beyond the n tokens too, if the pass was longer: later tokens overwrite them before they become
-  // visible.
-  copy(ctx, cache.k_cmp[b].slice(0, 0, blocks), k_cmp[0].slice(0, 0, blocks));
-  copy(ctx, cache.v_cmp[b].slice(0, 0, blocks), v_cmp[0].slice(0, 0, blocks));
+  const CompressionBlocks blocks = c.phi_options();
+  const CacheRows all[] = {{cache.k_sel, in.k[kSel]},    {cache.v_sel, in.v[kSel]},   {cache.k_win, in.k[kWin]},
+                           {cache.v_win, in.v[kWin]},    {cache.k_raw, in.k[kCmp]},   {cache.v_raw, in.v[kCmp]},
+                           {cache.k_cmp, k_cmp, blocks}, {cache.v_cmp, v_cmp, blocks}};
+  fill(ctx, "nsa_cache", all, texts, cache.k_sel.size(1));
 }
 
 void nsa_cache_append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, ConstTensor position,
@@ -134,10 +138,11 @@ void nsa_cache_append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn
   }
 }
 
-void dense_cache_fill(Context& ctx, const DenseCache& cache, int64_t b, int64_t n, ConstTensor k, ConstTensor v) {
+void dense_cache_fill(Context& ctx, const DenseCache& cache, std::span<const CachedText> texts, ConstTensor k,
+                      ConstTensor v) {
   const OpScope op_scope(ctx, "dense_cache_fill");
-  cache_rows(ctx, cache.k[b], k[0], n);
-  cache_rows(ctx, cache.v[b], v[0], n);
+  const CacheRows all[] = {{cache.k, k}, {cache.v, v}};
+  fill(ctx, "dense_cache", all, texts);
 }
 
 void dense_cache_append(Context& ctx, const DenseCache& cache, Tensor q, ConstTensor k, ConstTensor v,
@@ -156,10 +161,10 @@ void dense_cache_append(Context& ctx, const DenseCache& cache, Tensor q, ConstTe
   }
 }
 
-void index_cache_fill(Context& ctx, Tensor cache, int64_t b, int64_t n, ConstTensor k) {
+void index_cache_fill(Context& ctx, Tensor cache, std::span<const CachedText> texts, ConstTensor k) {
   const OpScope op_scope(ctx, "index_cache_fill");
-  TRIAD_CHECK(n <= cache.size(1), "index_cache: {} tokens for a cache of {}", n, cache.size(1));
-  cache_rows(ctx, cache[b], k[0], n);
+  const CacheRows rows = {cache, k};
+  fill(ctx, "index_cache", {&rows, 1}, texts, cache.size(1));
 }
 
 void index_cache_append(Context& ctx, Tensor cache, Tensor q, ConstTensor k, ConstTensor position, ConstTensor cos,

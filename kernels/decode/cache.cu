@@ -1,8 +1,8 @@
-// Appends a new token to the decoding cache (decode/cache.h). One kernel does most of it: a CTA rotates one head of q,
-// or rotates and stores one group's key or value in one branch. In the compressed branch this CTA also compresses l
-// tokens to a block if one ends with the new token (for phi avg and conv). Phi mlp needs further kernels: one gathers
-// the tokens, two multiply few rows, one stores the block. They run on every step, because the queued work must not
-// depend on the position; only the last one tests whether a block ends.
+// The decoding cache (decode/cache.h). One kernel fills it from a pass: it copies rows. To append a token, one kernel
+// does most: a CTA rotates one head of q, or rotates and stores one group's key or value in one branch. In the
+// compressed branch this CTA also compresses l tokens to a block if one ends with the new token (for phi avg and conv).
+// Phi mlp needs further kernels: one gathers the tokens, two multiply few rows, one stores the block. They run on every
+// step, because the queued work must not depend on the position; only the last one tests whether a block ends.
 #include <algorithm>
 
 #include "kernels/common/bthd.cuh"
@@ -15,15 +15,47 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// ---- filling a cache ----
+
+constexpr int kFillRows = 64;  // rows that a CTA copies
+// The most texts and tensors in a launch, whose arguments take up to 4 KiB.
+constexpr int kFillTexts = 64, kFillTensors = 8;
+
+struct FilledText {
+  int b, begin, n;
+};
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    cache_rows_kernel(T* to, int64_t to_stride, int64_t to_head, const T* from, int64_t from_stride, int64_t from_head,
-                      int64_t first, int64_t n, int64_t R, int H, int D) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = first + i / (H * D);
-  if (row >= n) return;
-  const int h = static_cast<int>(i % (H * D)) / D, j = static_cast<int>(i % D);
-  to[row % R * to_stride + h * to_head + j] = from[row * from_stride + h * from_head + j];
+struct FilledRows {
+  Bthd<const T> from;
+  Bthd<T> to;
+  int R, l, d, H, D;  // row count of `to`; CacheRows::of; heads; elements per row
+};
+template <class T>
+struct Fill {
+  FilledRows<T> rows[kFillTensors];
+  FilledText texts[kFillTexts];
+};
+
+// blockIdx.z: the text. blockIdx.y: the tensor. blockIdx.x: 64 of the rows that the cache keeps. A thread copies V
+// elements at a time.
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads) cache_fill_kernel(Fill<T> a) {
+  using Vector = std::conditional_t<V == 1, T, uint4>;
+  const FilledText& text = a.texts[blockIdx.z];
+  const FilledRows<T>& s = a.rows[blockIdx.y];
+  const int end = blocks_within(text.n, s.l, s.d);
+  const int first = max(0, end - s.R) + static_cast<int>(blockIdx.x) * kFillRows;
+  const int rows = min(kFillRows, end - first), head_vectors = s.D / V, row_vectors = s.H * head_vectors;
+  const int64_t from = text.begin / s.d;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < rows * row_vectors; i += kThreads) {
+    const int row = first + i / row_vectors, h = i % row_vectors / head_vectors, j = i % head_vectors * V;
+    *reinterpret_cast<Vector*>(s.to.row(text.b, row % s.R, h) + j) =
+        *reinterpret_cast<const Vector*>(s.from.row(0, from + row, h) + j);
+  }
 }
+
+// ---- appending a token ----
 
 // One branch's keys or values: the new row [B,1,Hkv,D], the cache's rows and, for the raw ring, the compressed blocks.
 template <class T>
@@ -255,13 +287,39 @@ void append(Context& ctx, const NsaCache& cache, Tensor q, const NsaIn& in, Cons
 
 }  // namespace
 
-void cache_rows(Context& ctx, Tensor to, ConstTensor from, int64_t n) {
-  const int64_t R = to.size(0), H = to.size(1), D = to.size(2), first = std::max<int64_t>(0, n - R);
-  dispatch_gpu_float(to.dtype, [&]<class T>() {
-    launch(ctx, "cache_rows", cache_rows_kernel<T>,
-           dim3(static_cast<unsigned>(ceil_div((n - first) * H * D, kThreads))), dim3(kThreads), 0, to.ptr<T>(),
-           to.stride[0], to.stride[1], from.ptr<T>(), from.stride[0], from.stride[1], first, n, R, static_cast<int>(H),
-           static_cast<int>(D));
+void cache_fill(Context& ctx, std::span<const CacheRows> all, std::span<const CachedText> texts) {
+  TRIAD_CHECK(all.size() <= kFillTensors, "cache_fill: {} tensors, at most {}", all.size(), kFillTensors);
+  bool vectors = true;
+  for (const auto& [to, from, of] : all)
+    vectors = vectors && all_have_vectors(static_cast<int>(16 / size_of(to.dtype)), to, from);
+  dispatch_gpu_float(all[0].to.dtype, [&]<class T>() {
+    Fill<T> a{};
+    for (size_t i = 0; i < all.size(); ++i) {
+      const auto& [to, from, of] = all[i];
+      a.rows[i] = {.from = bthd<T>(from),
+                   .to = bthd<T>(to),
+                   .R = static_cast<int>(to.size(1)),
+                   .l = static_cast<int>(of.l),
+                   .d = static_cast<int>(of.d),
+                   .H = static_cast<int>(to.size(2)),
+                   .D = static_cast<int>(to.size(3))};
+    }
+    for (size_t i = 0; i < texts.size(); i += kFillTexts) {
+      const std::span<const CachedText> some = texts.subspan(i, std::min<size_t>(kFillTexts, texts.size() - i));
+      int64_t most_rows = 0;  // rows of one text in one tensor
+      for (size_t j = 0; j < some.size(); ++j) {
+        const auto& [b, begin, n] = some[j];
+        a.texts[j] = {static_cast<int>(b), static_cast<int>(begin), static_cast<int>(n)};
+        for (const auto& [to, from, of] : all)
+          most_rows = std::max(most_rows, std::min(to.size(1), blocks_within(n, of.l, of.d)));
+      }
+      dispatch_vector<T>(vectors, [&]<int V>() {
+        launch(ctx, "cache_fill", cache_fill_kernel<T, V>,
+               dim3(static_cast<unsigned>(ceil_div(most_rows, kFillRows)), static_cast<unsigned>(all.size()),
+                    static_cast<unsigned>(some.size())),
+               dim3(kThreads), 0, a);
+      });
+    }
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "engine/op_scope.h"
 #include "model/decode_session.h"
 #include "tests/support/decode_fixture.h"
 #include "tests/support/skip.h"
@@ -152,6 +153,87 @@ TEST_CASE("decode: on the GPU a sequence has the same bits among 9 to 64 sequenc
     CHECK(in_batch(65, among_many(65)) == in_batch(65, {kAlone}));
     // Other cards multiply with cuBLASLt, whose kernel depends on the number of rows.
     if (card.ctx().may_use_sm90()) CHECK(in_batch(9, among_many(9)) == alone);
+  }
+}
+
+TEST_CASE("decode: on the GPU a prompt has the same bits alone in a long pass and among others", "[decode][gpu]") {
+  if (!require_gpu()) return;
+  // The longest is in a pass of its own length, the others share the next shorter one, and the short ones a third.
+  const std::vector<int64_t> lengths = {300, 8200, 257, 20, 1000, 256, 513};
+  for (const auto& [name, c] : all_kinds(Device::cuda())) {
+    INFO(name);
+    const auto batch = static_cast<int64_t>(lengths.size());
+    DecodeSession session(
+        c, {.device = Device::cuda(), .dtype = DType::bf16, .batch = batch, .context = 8300, .starts = true});
+    session.model().params().init(session.ctx(), 7);
+    std::vector<std::vector<int32_t>> texts;
+    for (size_t b = 0; b < lengths.size(); ++b)
+      texts.push_back(DecodeFixture::random_tokens(b, lengths[b], c.vocab_size));
+    // The logits after the prompts and after a step, and the chosen tokens in between.
+    const auto logits = [&](const std::vector<int64_t>& order, bool together) {
+      std::vector<DecodeSession::Start> starts;
+      for (const int64_t b : order) starts.push_back({b, texts[static_cast<size_t>(b)]});
+      if (together) session.start(starts);
+      for (size_t i = 0; !together && i < starts.size(); ++i) session.start({&starts[i], 1});
+      std::vector<std::vector<float>> all;
+      for (int64_t b = 0; b < batch; ++b) all.push_back(session.logits(b));
+      session.choose_greedy(), session.step_greedy();
+      for (int64_t b = 0; b < batch; ++b) all.push_back(session.logits(b));
+      return all;
+    };
+    const auto alone = logits({0, 1, 2, 3, 4, 5, 6}, false);
+    CHECK(logits({0, 1, 2, 3, 4, 5, 6}, true) == alone);
+    CHECK(logits({6, 2, 5, 4, 3, 1, 0}, true) == alone);
+  }
+}
+
+namespace {
+
+class OpCounter : public OpListener {
+ public:
+  void begin(const char* op) override { ++ops[op]; }
+  void end() override {}
+  std::map<std::string, int> ops;
+};
+
+}  // namespace
+
+TEST_CASE("decode: a pass over several prompts queues no more ops than one over one", "[decode]") {
+  for (const auto& [name, c] : all_kinds()) {
+    INFO(name);
+    DecodeFixture f(c, 3, 96, Device::cpu(), DType::f32, 0.3, 3);
+    const auto ops = [&](const std::vector<std::vector<int32_t>>& prompts, const std::vector<int64_t>& begins) {
+      OpCounter counter;
+      f.ctx().listeners->push_back(&counter);
+      f.prefill_packed(prompts, begins);
+      f.ctx().listeners->pop_back();
+      return counter.ops;
+    };
+    const auto one = ops({{1, 2, 3}}, {0});
+    CHECK(one.at("skinny_linear") == 1);
+    CHECK(ops({{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}, {0, 32, 64}) == one);
+  }
+}
+
+TEST_CASE("decode: more prompts in a pass than one product has rows start as each alone", "[decode]") {
+  constexpr int64_t kTexts = 67, kRow = 3 * kTexts;
+  const ModelConfig c = config_of(Phi::conv, GateKind::softmax, 6, 2);
+  DecodeFixture alone(c, 1, kRow, Device::cpu(), DType::f64),
+      packed(c, kTexts, kRow, Device::cpu(), DType::f64, 0.3, kTexts);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<int64_t> begins;
+  for (int64_t b = 0; b < kTexts; ++b) {
+    prompts.push_back(DecodeFixture::random_tokens(static_cast<uint64_t>(b), 1 + b % 3, c.vocab_size));
+    begins.push_back(3 * b);
+  }
+  packed.prefill_packed(prompts, begins);
+  for (const int64_t b : {0, 1, 62, 63, 64, 65, 66}) {
+    alone.prefill(0, prompts[static_cast<size_t>(b)]);
+    const std::vector<double> want = alone.logits(0), got = packed.logits(b);
+    double largest = 0;
+    for (size_t i = 0; i < want.size(); ++i) largest = std::max(largest, std::abs(got[i] - want[i]));
+    INFO("prompt " << b << ": difference " << largest);
+    CHECK(largest <= 1e-11);
   }
 }
 

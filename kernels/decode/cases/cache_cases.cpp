@@ -77,22 +77,25 @@ class CacheCase {
     return case_;
   }
 
-  // A case for nsa_cache_fill(): fills sequence b with the first `count` tokens from a forward pass over T tokens.
-  OpCase fill(int64_t b, int64_t count, int64_t T) && {
+  // A case for nsa_cache_fill(): fills the caches of these texts' sequences from a forward pass over T tokens.
+  OpCase fill(const std::vector<CachedText>& texts, int64_t T) && {
     rows("", 1, T, 0);
     if (!dense_) {
       constant("pass_k_cmp", {1, compressed_length(T, c_.l, c_.d), n_.Hkv, n_.dk});
       constant("pass_v_cmp", {1, compressed_length(T, c_.l, c_.d), n_.Hkv, n_.dv});
     }
-    case_.forward = [*this, b, count](Context& ctx, const Args& a) {
+    case_.forward = [*this, texts](Context& ctx, const Args& a) {
       begin(ctx, a);
       if (dense_)
-        dense_cache_fill(ctx, {a["k_dense"], a["v_dense"]}, b, count, a["in_k_dense"], a["in_v_dense"]);
+        dense_cache_fill(ctx, {a["k_dense"], a["v_dense"]}, texts, a["in_k_dense"], a["in_v_dense"]);
       else
-        nsa_cache_fill(ctx, cache_of(a), b, count, in(a, ""), a["pass_k_cmp"], a["pass_v_cmp"]);
+        nsa_cache_fill(ctx, cache_of(a), texts, in(a, ""), a["pass_k_cmp"], a["pass_v_cmp"], c_);
     };
-    double stored = static_cast<double>(std::min(dense_ ? n_.S : c_.w, count));
-    if (!dense_) stored += static_cast<double>(count + std::min(c_.l, count) + compressed_length(count, c_.l, c_.d));
+    double stored = 0;
+    for (const auto& [b, begin, n] : texts) {
+      stored += static_cast<double>(std::min(dense_ ? n_.S : c_.w, n));
+      if (!dense_) stored += static_cast<double>(n + std::min(c_.l, n) + compressed_length(n, c_.l, c_.d));
+    }
     case_.forward_bytes = 4 * stored * static_cast<double>(n_.Hkv * (n_.dk + n_.dv));
     return case_;
   }
@@ -144,9 +147,15 @@ OpCase append_case(std::string name, const CacheSizes& n, std::vector<int> posit
                    bool dense = false) {
   return CacheCase("append_" + name, n, c, dense, true).append(std::move(positions));
 }
-OpCase fill_case(std::string name, const CacheSizes& n, int64_t b, int64_t count, int64_t T, const NsaConfig& c,
-                 bool dense = false) {
-  return CacheCase("fill_" + name, n, c, dense, true).fill(b, count, T);
+OpCase fill_case(std::string name, const CacheSizes& n, const std::vector<CachedText>& texts, int64_t T,
+                 const NsaConfig& c, bool dense = false) {
+  return CacheCase("fill_" + name, n, c, dense, true).fill(texts, T);
+}
+// 70 texts of 1 to 7 tokens, more than a launch takes, in the reverse order of their sequences.
+std::vector<CachedText> many_texts() {
+  std::vector<CachedText> texts;
+  for (int64_t i = 0; i < 70; ++i) texts.push_back({.b = 69 - i, .begin = 8 * i, .n = 1 + i % 7});
+  return texts;
 }
 
 // The keys of a taught index: one head, appended to a cache of S rows.
@@ -174,6 +183,19 @@ OpCase append_index_case(std::string name, int64_t S, int64_t Hkv, int64_t di, c
   c.forward_bytes = 4 * static_cast<double>(B * (Hkv + 1) * di);
   return c;
 }
+OpCase fill_index_case(std::string name, int64_t B, int64_t S, int64_t di, const std::vector<CachedText>& texts,
+                       int64_t T) {
+  OpCase c{.op = "index_cache", .name = "fill_" + std::move(name)};
+  c.args.push_back({.name = "k_before", .role = ArgRole::constant, .shape = {B, S, 1, di}});
+  c.args.push_back({.name = "pass_k", .role = ArgRole::constant, .shape = {1, T, 1, di}, .row_pad = 8});
+  c.args.push_back({.name = "k", .role = ArgRole::saved, .shape = {B, S, 1, di}});
+  c.forward = [texts](Context& ctx, const Args& a) {
+    copy(ctx, a["k"], a["k_before"]);
+    index_cache_fill(ctx, a["k"], texts, a["pass_k"]);
+  };
+  for (const CachedText& text : texts) c.forward_bytes += 4 * static_cast<double>(text.n * di);
+  return c;
+}
 
 }  // namespace
 
@@ -195,17 +217,29 @@ std::vector<OpCase> cache_cases() {
       append_case("l1_d1", {2, 9, 2, 1, 16, 16}, {0, 8}, config(Phi::conv, 1, 1, 1)),
       append_case("no_block", {2, 6, 2, 2, 8, 8}, {0, 5}, config(Phi::avg, 8, 4, 12)),
       append_case("dense", {3, 50, 6, 2, 60, 100}, {0, 7, 49}, NsaConfig{}, true),
-      fill_case("first_token", {2, 40, 2, 2, 10, 6}, 1, 1, 40, config(Phi::avg, 8, 4, 12)),
-      fill_case("one_short", {2, 40, 2, 2, 10, 6}, 0, 7, 40, config(Phi::avg, 8, 4, 12)),
-      fill_case("a_ring_around", {3, 40, 2, 2, 8, 8}, 1, 29, 33, config(Phi::avg, 8, 4, 12)),
-      fill_case("all", {2, 100, 2, 2, 64, 64}, 1, 100, 100, config(Phi::avg, 32, 16, 64)),
-      fill_case("dense", {2, 50, 2, 2, 60, 100}, 1, 31, 40, NsaConfig{}, true),
+      fill_case("first_token", {2, 40, 2, 2, 10, 6}, {{1, 0, 1}}, 40, config(Phi::avg, 8, 4, 12)),
+      fill_case("one_short", {2, 40, 2, 2, 10, 6}, {{0, 0, 7}}, 40, config(Phi::avg, 8, 4, 12)),
+      fill_case("a_ring_around", {3, 40, 2, 2, 8, 8}, {{1, 0, 29}}, 33, config(Phi::avg, 8, 4, 12)),
+      fill_case("all", {2, 100, 2, 2, 64, 64}, {{1, 0, 100}}, 100, config(Phi::avg, 32, 16, 64)),
+      fill_case("dense", {2, 50, 2, 2, 60, 100}, {{1, 0, 31}}, 40, NsaConfig{}, true),
+      // Texts of one pass, not all from a block's first token on: shorter than a block, as long as the cache, one
+      // token.
+      fill_case("texts", {5, 40, 2, 2, 10, 6}, {{3, 0, 7}, {0, 7, 40}, {4, 50, 1}, {1, 53, 21}}, 80,
+                config(Phi::avg, 8, 4, 12)),
+      fill_case("texts_64", {3, 200, 4, 2, 64, 64}, {{2, 0, 130}, {1, 256, 70}, {0, 384, 200}}, 584,
+                config(Phi::avg, 32, 16, 100)),
+      fill_case("many_texts", {70, 8, 2, 2, 10, 6}, many_texts(), 560, config(Phi::avg, 4, 2, 3)),
+      fill_case("dense_texts", {4, 50, 2, 2, 60, 100}, {{2, 3, 31}, {3, 40, 50}, {0, 93, 1}}, 100, NsaConfig{}, true),
+      fill_case("ring_texts", {3, 12, 2, 2, 64, 64}, {{2, 0, 31}, {1, 32, 5}}, 40, NsaConfig{}, true),
+      fill_index_case("16", 2, 40, 16, {{1, 0, 29}}, 33),
+      fill_index_case("texts_6", 4, 9, 6, {{3, 0, 9}, {0, 11, 1}, {2, 12, 8}}, 24),
+      fill_index_case("texts_128", 3, 150, 128, {{2, 0, 70}, {0, 128, 150}}, 300),
       append_index_case("16", 40, 2, 16, {0, 7, 39}),
       append_index_case("6_G3", 9, 3, 6, {8, 0}),
       append_index_case("128", 200, 1, 128, {170}),
       // A one-token cache, so that one step writes everything.
       CacheCase("append_m7c", {1, 1, 12, 2, 64, 64}, config(Phi::avg, 1, 1, 1), false, false).append({0}),
-      CacheCase("fill_m7c_64k", {1, 65536, 12, 2, 64, 64}, NsaConfig{}, false, false).fill(0, 65536, 65536),
+      CacheCase("fill_m7c_64k", {1, 65536, 12, 2, 64, 64}, NsaConfig{}, false, false).fill({{0, 0, 65536}}, 65536),
   };
   for (size_t i = cases.size() - 2; i < cases.size(); ++i) cases[i].bench = true;
   return cases;

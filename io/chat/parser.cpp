@@ -1,117 +1,27 @@
+// Statements, and the template as a whole.
 #include <algorithm>
-#include <charconv>
 #include <initializer_list>
-#include <iterator>
-#include <system_error>
+#include <utility>
 
-#include "engine/check.h"
-#include "engine/process/text.h"
-#include "io/chat/lexer.h"
-#include "io/chat/syntax.h"
+#include "io/chat/expression_parser.h"
 
 namespace triad::chat {
 
 namespace {
 
-using Kind = Token::Kind;
 using Body = std::vector<NodePtr>;
 
-constexpr int kMaxDepth = 200;  // levels of expressions and statements, into which parsing and rendering recurse
-
-class Parser {
+class Parser : ExpressionParser {
  public:
-  Parser(std::string_view source, const std::string& name) : name_(name), tokens_(lex(source, name)) {}
+  using ExpressionParser::ExpressionParser;
 
   Body run() {
     Body body = statements({});
-    if (peek().kind != Kind::end) refuse("{{% {} %}} has no beginning", tokens_[at_ + 1].text);
+    if (peek().kind != Kind::end) refuse("{{% {} %}} has no beginning", peek(1).text);
     return body;
   }
 
  private:
-  template <class... Args>
-  [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
-    fail("{}: line {}: {}", name_, peek().line, shortened(fmt::format(format, std::forward<Args>(args)...), 400));
-  }
-
-  // Counts the levels of recursion.
-  class Level {
-   public:
-    explicit Level(Parser& parser) : parser_(parser) {
-      if (++parser_.level_ > kMaxDepth) parser_.refuse("it nests deeper than {} levels", kMaxDepth);
-    }
-    ~Level() { --parser_.level_; }
-    Level(const Level&) = delete;
-
-   private:
-    Parser& parser_;
-  };
-
-  const Token& peek() const { return tokens_[at_]; }
-  Token next() { return tokens_[at_].kind == Kind::end ? tokens_[at_] : tokens_[at_++]; }
-  bool accept(Kind kind, std::string_view text) {
-    const bool is = peek().is(kind, text);
-    if (is) ++at_;
-    return is;
-  }
-  bool accept_op(std::string_view text) { return accept(Kind::op, text); }
-  bool accept_name(std::string_view text) { return accept(Kind::name, text); }
-  static std::string shown(const Token& token) {
-    switch (token.kind) {
-      case Kind::end:
-        return "the end";
-      case Kind::text:
-        return "text";
-      case Kind::block_begin:
-        return "{%";
-      case Kind::block_end:
-        return "%}";
-      case Kind::output_begin:
-        return "{{";
-      case Kind::output_end:
-        return "}}";
-      case Kind::string:
-        return fmt::format("the string \"{}\"", shortened(token.text, 40));
-      default:
-        return fmt::format("`{}`", shortened(token.text, 40));
-    }
-  }
-  void expect(Kind kind, std::string_view text, const char* what) {
-    if (!accept(kind, text)) refuse("{} is needed, not {}", what, shown(peek()));
-  }
-  void expect_op(std::string_view text) {
-    if (!accept_op(text)) refuse("`{}` is needed, not {}", text, shown(peek()));
-  }
-  std::string take_name() {
-    if (peek().kind != Kind::name) refuse("a name is needed, not {}", shown(peek()));
-    return next().text;
-  }
-
-  NodePtr make(Node::Kind kind, std::string name = {}) const {
-    auto node = std::make_unique<Node>();
-    node->kind = kind;
-    node->line = peek().line;
-    node->name = std::move(name);
-    return node;
-  }
-  // Adds a child, which may be null.
-  void add(Node& node, NodePtr child) const {
-    if (child) deepen(node, *child);
-    node.children.push_back(std::move(child));
-  }
-  void deepen(Node& node, const Node& child) const {
-    node.depth = std::max(node.depth, child.depth + 1);
-    if (node.depth > kMaxDepth) refuse("an expression of more than {} levels", kMaxDepth);
-  }
-  template <class... Children>
-  NodePtr make_of(Node::Kind kind, std::string name, Children&&... children) const {
-    NodePtr node = make(kind, std::move(name));
-    (add(*node, std::forward<Children>(children)), ...);
-    return node;
-  }
-
-  // Statements
-
   // Parses until a block that begins with one of these words, whose tokens are left.
   Body statements(std::initializer_list<std::string_view> ends) {
     const Level level(*this);
@@ -126,9 +36,8 @@ class Parser {
         add(*body.back(), tuple_or_expression());
         expect(Kind::output_end, "", "}}");
       } else {
-        const std::string& word = tokens_[at_ + 1].text;
-        if (tokens_[at_ + 1].kind == Kind::name &&
-            (std::find(ends.begin(), ends.end(), word) != ends.end() || is_end(word)))
+        const std::string& word = peek(1).text;
+        if (peek(1).kind == Kind::name && (std::find(ends.begin(), ends.end(), word) != ends.end() || is_end(word)))
           break;
         next();
         body.push_back(statement());
@@ -146,8 +55,8 @@ class Parser {
     end_block();
   }
   bool accept_block(std::string_view word) {
-    if (peek().kind != Kind::block_begin || !tokens_[at_ + 1].is(Kind::name, word)) return false;
-    at_ += 2;
+    if (peek().kind != Kind::block_begin || !peek(1).is(Kind::name, word)) return false;
+    next(), next();
     return true;
   }
 
@@ -259,276 +168,7 @@ class Parser {
     return node;
   }
 
-  // Expressions, by falling precedence, as in Jinja's parser
-
-  NodePtr tuple_or_expression(bool with_condition = true) {
-    const auto one = [&] { return with_condition ? expression() : either(); };
-    NodePtr first = one();
-    if (!peek().is(Kind::op, ",")) return first;
-    NodePtr node = make_of(Node::Kind::tuple, "", std::move(first));
-    while (accept_op(",") && peek().kind != Kind::block_end && peek().kind != Kind::output_end) add(*node, one());
-    return node;
-  }
-
-  NodePtr expression() {
-    const Level level(*this);
-    NodePtr node = either();
-    while (accept_name("if")) {
-      NodePtr condition = either();
-      NodePtr otherwise = accept_name("else") ? expression() : nullptr;
-      node = make_of(Node::Kind::conditional, "", std::move(node), std::move(condition), std::move(otherwise));
-    }
-    return node;
-  }
-
-  // Operands joined by any of these operators, from left to right.
-  template <class Operand>
-  NodePtr joined(Kind kind, std::initializer_list<std::string_view> operators, Operand&& operand) {
-    NodePtr node = operand();
-    while (true) {
-      const auto op =
-          std::find_if(operators.begin(), operators.end(), [&](std::string_view text) { return accept(kind, text); });
-      if (op == operators.end()) return node;
-      NodePtr right = operand();
-      node = make_of(Node::Kind::binary, std::string(*op), std::move(node), std::move(right));
-    }
-  }
-
-  NodePtr either() {
-    return joined(Kind::name, {"or"}, [&] { return joined(Kind::name, {"and"}, [&] { return negation(); }); });
-  }
-
-  NodePtr negation() {
-    const Level level(*this);
-    if (accept_name("not")) return make_of(Node::Kind::unary, "not", negation());
-    return comparison();
-  }
-
-  NodePtr comparison() {
-    NodePtr node = sum();
-    std::vector<std::string> operators;
-    std::vector<NodePtr> operands;
-    while (true) {
-      constexpr std::string_view kOperators[] = {"==", "!=", "<=", ">=", "<", ">"};
-      const auto op = std::find_if(std::begin(kOperators), std::end(kOperators),
-                                   [&](std::string_view text) { return accept_op(text); });
-      if (op != std::end(kOperators)) {
-        operators.emplace_back(*op);
-      } else if (accept_name("in")) {
-        operators.emplace_back("in");
-      } else if (peek().is(Kind::name, "not") && tokens_[at_ + 1].is(Kind::name, "in")) {
-        at_ += 2;
-        operators.emplace_back("not in");
-      } else {
-        break;
-      }
-      operands.push_back(sum());
-    }
-    if (operators.empty()) return node;
-    node = make_of(Node::Kind::compare, "", std::move(node));
-    for (NodePtr& operand : operands) add(*node, std::move(operand));
-    node->operators = std::move(operators);
-    return node;
-  }
-
-  NodePtr sum() {
-    const auto power = [&] { return joined(Kind::op, {"**"}, [&] { return unary(true); }); };
-    const auto product = [&] { return joined(Kind::op, {"*", "//", "/", "%"}, power); };
-    const auto concatenation = [&] { return joined(Kind::op, {"~"}, product); };
-    return joined(Kind::op, {"+", "-"}, concatenation);
-  }
-
-  NodePtr unary(bool with_filters) {
-    const Level level(*this);
-    NodePtr node;
-    if (accept_op("-"))
-      node = make_of(Node::Kind::unary, "-", unary(false));
-    else if (accept_op("+"))
-      node = make_of(Node::Kind::unary, "+", unary(false));
-    else
-      node = primary();
-    node = postfix(std::move(node));
-    return with_filters ? filters(std::move(node)) : std::move(node);
-  }
-
-  NodePtr constant(Value value) const {
-    NodePtr node = make(Node::Kind::constant);
-    node->value = std::move(value);
-    return node;
-  }
-
-  NodePtr primary() {
-    const Token token = peek();
-    if (token.kind == Kind::name) return named();
-    if (token.kind == Kind::string) {
-      std::string text;
-      while (peek().kind == Kind::string) text += next().text;  // adjacent strings are one
-      return constant(std::move(text));
-    }
-    if (token.kind == Kind::integer || token.kind == Kind::real) return number();
-    if (accept_op("(")) {
-      if (accept_op(")")) return make(Node::Kind::tuple);
-      NodePtr node = parenthesized();
-      expect_op(")");
-      return node;
-    }
-    if (accept_op("[")) {
-      NodePtr node = make(Node::Kind::list);
-      while (!accept_op("]")) {
-        add(*node, expression());
-        if (!peek().is(Kind::op, "]")) expect_op(",");
-      }
-      return node;
-    }
-    if (accept_op("{")) {
-      NodePtr node = make(Node::Kind::dict);
-      while (!accept_op("}")) {
-        add(*node, expression());
-        expect_op(":");
-        add(*node, expression());
-        if (!peek().is(Kind::op, "}")) expect_op(",");
-      }
-      return node;
-    }
-    refuse("a value is needed, not {}", shown(token));
-  }
-
-  NodePtr parenthesized() {
-    NodePtr first = expression();
-    if (!peek().is(Kind::op, ",")) return first;
-    NodePtr node = make_of(Node::Kind::tuple, "", std::move(first));
-    while (accept_op(",") && !peek().is(Kind::op, ")")) add(*node, expression());
-    return node;
-  }
-
-  NodePtr named() {
-    const std::string& name = peek().text;
-    constexpr std::string_view kReserved[] = {"and", "or", "not", "if", "else", "elif", "in", "is"};
-    if (std::find(std::begin(kReserved), std::end(kReserved), name) != std::end(kReserved))
-      refuse("a value is needed, not {}", shown(peek()));
-    NodePtr node;
-    if (name == "true" || name == "True")
-      node = constant(true);
-    else if (name == "false" || name == "False")
-      node = constant(false);
-    else if (name == "none" || name == "None")
-      node = constant(Value::none());
-    else
-      node = make(Node::Kind::variable, name);
-    next();
-    return node;
-  }
-
-  NodePtr number() {
-    const Token token = next();
-    const char *const begin = token.text.data(), *const end = begin + token.text.size();
-    if (token.kind == Kind::integer) {
-      int64_t value = 0;
-      if (std::from_chars(begin, end, value).ec != std::errc()) refuse("{} has more than 64 bits", token.text);
-      return constant(value);
-    }
-    double value = 0;
-    if (std::from_chars(begin, end, value).ec != std::errc()) refuse("{} is beyond the range of a float", token.text);
-    return constant(value);
-  }
-
-  // What may follow a value: .name, [item], (arguments).
-  NodePtr postfix(NodePtr node) {
-    while (true) {
-      if (accept_op(".")) {
-        if (peek().kind == Kind::integer) {
-          node = make_of(Node::Kind::item, "", std::move(node), number());
-        } else {
-          std::string name = take_name();
-          node = make_of(Node::Kind::attribute, std::move(name), std::move(node));
-        }
-      } else if (accept_op("[")) {
-        node = subscript(std::move(node));
-      } else if (peek().is(Kind::op, "(")) {
-        node = call(Node::Kind::call, "", std::move(node));
-      } else {
-        return node;
-      }
-    }
-  }
-
-  NodePtr subscript(NodePtr node) {
-    NodePtr bounds[3];
-    bool colon = false;
-    size_t i = 0;
-    if (peek().is(Kind::op, "]")) refuse("an index is needed in [ ]");
-    while (!accept_op("]")) {
-      if (accept_op(":")) {
-        colon = true;
-        if (++i > 2) refuse("a slice has more than three parts");
-      } else {
-        if (bounds[i]) refuse("an index of several parts is not supported");
-        bounds[i] = expression();
-      }
-    }
-    if (!colon) return make_of(Node::Kind::item, "", std::move(node), std::move(bounds[0]));
-    return make_of(Node::Kind::slice, "", std::move(node), std::move(bounds[0]), std::move(bounds[1]),
-                   std::move(bounds[2]));
-  }
-
-  // A node whose first child is `subject`, and the others the arguments that follow in parentheses, if there are any.
-  NodePtr call(Node::Kind kind, std::string name, NodePtr subject) {
-    NodePtr node = make_of(kind, std::move(name), std::move(subject));
-    if (!accept_op("(")) return node;
-    while (!accept_op(")")) {
-      if (peek().is(Kind::op, "*") || peek().is(Kind::op, "**"))
-        refuse("arguments that begin with {} are not supported", peek().text);
-      if (peek().kind == Kind::name && tokens_[at_ + 1].is(Kind::op, "=")) {
-        std::string key = next().text;
-        next();
-        node->named.emplace_back(std::move(key), expression());
-        deepen(*node, *node->named.back().second);
-      } else {
-        if (!node->named.empty()) refuse("an argument without a name follows one with a name");
-        add(*node, expression());
-      }
-      if (!peek().is(Kind::op, ")")) expect_op(",");
-    }
-    return node;
-  }
-
-  NodePtr filters(NodePtr node) {
-    while (true) {
-      if (accept_op("|")) {
-        std::string name = take_name();
-        node = call(Node::Kind::filter, std::move(name), std::move(node));
-      } else if (accept_name("is")) {
-        node = test(std::move(node));
-      } else if (peek().is(Kind::op, "(")) {
-        node = call(Node::Kind::call, "", std::move(node));
-      } else {
-        return node;
-      }
-    }
-  }
-
-  NodePtr test(NodePtr subject) {
-    const bool negated = accept_name("not");
-    std::string name = take_name();
-    NodePtr node;
-    if (peek().is(Kind::op, "(")) {
-      node = call(Node::Kind::test, std::move(name), std::move(subject));
-    } else {
-      node = make_of(Node::Kind::test, std::move(name), std::move(subject));
-      constexpr std::string_view kEnds[] = {"else", "or", "and", "is", "if", "in", "not"};
-      const bool value =
-          peek().kind == Kind::string || peek().kind == Kind::integer || peek().kind == Kind::real ||
-          peek().is(Kind::op, "[") || peek().is(Kind::op, "{") ||
-          (peek().kind == Kind::name && std::find(std::begin(kEnds), std::end(kEnds), peek().text) == std::end(kEnds));
-      if (value) add(*node, postfix(primary()));
-    }
-    return negated ? make_of(Node::Kind::unary, "not", std::move(node)) : std::move(node);
-  }
-
-  const std::string& name_;
-  std::vector<Token> tokens_;
-  size_t at_ = 0;
-  int level_ = 0, loops_ = 0;
+  int loops_ = 0;  // the loops around a statement
 };
 
 }  // namespace

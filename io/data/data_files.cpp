@@ -48,6 +48,10 @@ uint32_t checksum_of(const InputFile& file, int64_t begin) {
 
 std::string file_name_of(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
+std::string files_text(const char* kind, const std::vector<std::string>& files) {
+  return files.size() == 1 ? files[0] : fmt::format("{} {} ({}, ...)", files.size(), kind, files[0]);
+}
+
 uint32_t checksum_of(const std::vector<DataFile>& files) {
   uint32_t crc = 0;
   for (const DataFile& file : files)

@@ -19,6 +19,8 @@ struct DataFile {
 using DataFiles = std::shared_ptr<const std::vector<DataFile>>;  // files in reading order; null: unknown
 
 std::string file_name_of(const std::string& path);
+// For messages: "a.txt" for one file, "12 text files (a.txt, ...)" for several.
+std::string files_text(const char* kind, const std::vector<std::string>& files);
 DataFile describe_data_file(const std::string& path);  // reads the file
 DataFiles describe_data_files(const std::vector<std::string>& paths);
 

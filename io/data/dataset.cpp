@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <set>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "io/data/corpus.h"
 #include "io/data/record.h"
 #include "io/data/shard_manifest.h"
+#include "io/data/shard_tokens.h"
 #include "io/data/shards.h"
 #include "io/data/text_input.h"
 #include "io/file.h"
@@ -25,17 +25,6 @@
 namespace triad {
 
 namespace {
-
-void check_range(const TokenSource& source, int64_t begin, std::span<int32_t> out) {
-  const auto n = static_cast<int64_t>(out.size());
-  TRIAD_CHECK(begin >= 0 && n <= source.size() && begin <= source.size() - n,
-              "{}: {} tokens from {} on were asked for, of {}", source.name(), n, begin, source.size());
-}
-
-// A description for messages: "a.txt" for one file, "12 text files (a.txt, ...)" for several.
-std::string describe(const char* kind, const std::vector<std::string>& files) {
-  return files.size() == 1 ? files[0] : fmt::format("{} {} ({}, ...)", files.size(), kind, files[0]);
-}
 
 class SyntheticTokens final : public TokenSource {
  public:
@@ -57,7 +46,7 @@ class SyntheticTokens final : public TokenSource {
 class NoTokens final : public TokenSource {
  public:
   int64_t size() const override { return 0; }
-  void read(int64_t begin, std::span<int32_t> out) const override { check_range(*this, begin, out); }
+  void read(int64_t begin, std::span<int32_t> out) const override { check_range(begin, out); }
   std::string name() const override { return "the empty validation split (data.val_fraction, data.val_paths)"; }
 };
 
@@ -90,7 +79,7 @@ class MemoryTokens final : public TokenSource {
   void set_chat(std::shared_ptr<const ChatFormat> chat) { chat_ = std::move(chat); }
   std::shared_ptr<const ChatFormat> chat() const override { return chat_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
-    check_range(*this, begin, out);
+    check_range(begin, out);
     std::copy_n(tokens_.begin() + begin, out.size(), out.begin());
   }
   std::string warning() const override {
@@ -114,146 +103,6 @@ class MemoryTokens final : public TokenSource {
   DocumentIndex index_;
 };
 
-// Several shards as one sequence.
-class ShardTokens final : public TokenSource {
- public:
-  ShardTokens(const std::vector<std::string>& files, int64_t vocab, bool accept_changed = false)
-      : name_(describe("token shards", files)), vocab_(vocab), accept_changed_(accept_changed) {
-    int64_t tokens = 0;
-    for (const std::string& file : files) ends_.push_back(tokens += shards_.emplace_back(file).size());
-    if (std::any_of(shards_.begin(), shards_.end(), [](const Shard& shard) { return shard.has_mask(); }))
-      for (const Shard& shard : shards_) mask_.append(shard.mask());
-    // A scan is slow, so all headers were checked first, also against the manifests.
-    const ShardOrigin origin = find_manifests(files);
-    for (size_t i = 0; i < shards_.size(); ++i) check_listed(origin, i);
-    const bool separated = origin.has_separator();
-    const int32_t eot = separated ? origin.manifests.front().eot : -1;
-    chat_ = chat_of(origin);
-    std::vector<int64_t> marks;
-    std::vector<int64_t> marks_of;  // each shard's separator count
-    auto described = std::make_shared<std::vector<DataFile>>();
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      const size_t before = marks.size();
-      const uint32_t crc = shards_[i].scan(vocab, eot, separated ? &marks : nullptr);
-      check_checksum(origin, i, crc);
-      described->push_back({.name = file_name_of(files[i]), .bytes = shards_[i].bytes(), .crc32 = crc});
-      const int64_t first = first_of(i);
-      std::for_each(marks.begin() + static_cast<std::ptrdiff_t>(before), marks.end(), [&](int64_t& m) { m += first; });
-      marks_of.push_back(static_cast<int64_t>(marks.size() - before));
-    }
-    files_ = std::move(described);
-    if (!separated) return;
-    const ShardManifest& manifest = origin.manifests.front();
-    const int64_t listed = check_documents(origin, marks_of);
-    if (listed > 0 && static_cast<int64_t>(marks.size()) > listed)
-      warning_ += (warning_.empty() ? "" : "; ") +
-                  fmt::format(
-                      "{}: the separator (token {}) occurs {} more often than there are documents ({}): text that "
-                      "spells it is cut "
-                      "into documents there",
-                      name_, manifest.eot, counted(static_cast<int64_t>(marks.size()) - listed, "time"), listed);
-    index_ = index_documents(std::move(marks), size(), manifest.separator, manifest.eot);
-    if (!mask().learned(size() - 1)) index_->after_end = -1;  // a separator is learned if the token before it is
-  }
-  DataFiles files() const override { return files_; }
-  const DocumentIndex* documents() const override { return index_ ? &*index_ : nullptr; }
-  MaskView mask() const override { return {.mask = mask_.size() > 0 ? &mask_ : nullptr}; }
-  std::string warning() const override { return warning_; }
-  std::shared_ptr<const ChatFormat> chat() const override { return chat_; }
-  int64_t size() const override { return ends_.back(); }
-  void read(int64_t begin, std::span<int32_t> out) const override {
-    check_range(*this, begin, out);
-    auto shard = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
-    for (; !out.empty(); ++shard) {
-      const int64_t first = begin - (ends_[shard] - shards_[shard].size());
-      const auto n = std::min(out.size(), static_cast<size_t>(ends_[shard] - begin));
-      // Checked against vocab_ again, because the file may have changed since.
-      shards_[shard].read(first, out.first(n), vocab_);
-      out = out.subspan(n);
-      begin += static_cast<int64_t>(n);
-    }
-  }
-  std::string name() const override { return name_; }
-
- private:
-  // Throws an Error, or if the user accepts that, adds to the warning, that something is not as a manifest says.
-  void differs(const std::string& text) {
-    if (!accept_changed_) fail("{}", text);
-    warning_ += (warning_.empty() ? "" : "; ") + text;
-  }
-  // Compares a shard's size and mask with what its manifest says.
-  void check_listed(const ShardOrigin& origin, size_t i) {
-    if (!origin.entries[i]) return;
-    const ListedShard& listed = origin.entries[i]->shard;
-    const std::string& list = origin.manifests[origin.entries[i]->manifest].path;
-    const Shard& shard = shards_[i];
-    const auto same = [&](const char* what, std::optional<int64_t> said, int64_t found) {
-      if (said && *said != found)
-        differs(
-            fmt::format("{}: it has {} {}, but {} says {}: the file is not the one that was written with that "
-                        "manifest",
-                        shard.path(), found, what, list, *said));
-    };
-    same("tokens", listed.tokens, shard.size());
-    same("bytes", listed.bytes, shard.bytes());
-    if (listed.learned)
-      same("learned tokens", listed.learned, mask_.size() == 0 ? shard.size() : mask_.count(first_of(i), ends_[i]));
-  }
-  void check_checksum(const ShardOrigin& origin, size_t i, uint32_t crc) {
-    if (!origin.entries[i]) return;
-    const auto& [manifest, listed] = *origin.entries[i];
-    if (listed.crc32 && *listed.crc32 != crc)
-      differs(fmt::format("{}: its CRC-32 is {:08x}, but {} says {:08x}: the file has changed, or is another shard's",
-                          shards_[i].path(), crc, origin.manifests[manifest].path, *listed.crc32));
-  }
-  // Compares the documents. It is an error that a split has fewer separators than its manifest counts documents. It may
-  // have more: text can spell the separator. marks: each shard's separator count. Returns how many documents all such
-  // splits have.
-  int64_t check_documents(const ShardOrigin& origin, const std::vector<int64_t>& marks) {
-    int64_t documents = 0;
-    for (const WholeSplit& split : origin.whole_splits()) {
-      documents += split.documents;
-      int64_t separators = 0;
-      for (const size_t i : split.shards) separators += marks[i];
-      const ShardManifest& manifest = origin.manifests.front();
-      if (separators == 0 && split.documents > 1)
-        fail("{}: its eot is {}, but {} hold no such token, and {} documents: it cannot be their separator",
-             split.manifest, manifest.eot, name_, split.documents);
-      // The last document's separator may be missing if it is that document's last token.
-      const int64_t least = split.documents - (manifest.separator == Separator::last ? 1 : 0);
-      if (separators < least && split.documents > 1)  // a single document needs none
-        differs(fmt::format("{}: it says that {} hold {} documents, but they have {} separators (token {})",
-                            split.manifest, name_, split.documents, separators, manifest.eot));
-    }
-    return documents;
-  }
-  // How the shards' conversations are written.
-  static std::shared_ptr<const ChatFormat> chat_of(const ShardOrigin& origin) {
-    const ShardManifest* first = nullptr;
-    for (const ShardManifest& manifest : origin.manifests) {
-      if (manifest.chat.is_null()) continue;
-      if (first != nullptr && !same_chat(first->chat, manifest.chat))
-        fail("{} and {} have conversations in different chat templates: train on one of them", first->path,
-             manifest.path);
-      if (first == nullptr) first = &manifest;
-    }
-    if (first == nullptr) return nullptr;
-    return std::make_shared<const ChatFormat>(ChatFormat::from_json(first->chat, first->path));
-  }
-  int64_t first_of(size_t shard) const { return ends_[shard] - shards_[shard].size(); }
-
-  std::string name_;
-  DataFiles files_;
-  int64_t vocab_;
-  bool accept_changed_;
-  std::vector<Shard> shards_;
-  std::vector<int64_t> ends_;  // each shard's end, in tokens
-  LossMask mask_;              // empty if no shard has a mask
-  std::string warning_;
-  std::shared_ptr<const ChatFormat> chat_;
-  std::optional<DocumentIndex> index_;
-};
-
 // Another source's tokens [begin, end).
 class TokenRange final : public TokenSource {
  public:
@@ -271,7 +120,7 @@ class TokenRange final : public TokenSource {
   DataFiles files() const override { return whole_->files(); }
   int64_t size() const override { return end_ - begin_; }
   void read(int64_t begin, std::span<int32_t> out) const override {
-    check_range(*this, begin, out);  // an error here: the tokens outside the range belong to the other split
+    check_range(begin, out);  // an error here: the tokens outside the range belong to the other split
     whole_->read(begin_ + begin, out);
   }
   std::string name() const override { return what_ + whole_->name(); }
@@ -321,7 +170,7 @@ std::vector<TextFile> text_files(const std::vector<std::string>& files, TextForm
     TRIAD_CHECK(content != Content::shard, "{} is a token shard, not text: data.kind=shards reads it", file);
     if (InputFile(file).size() > 0) texts.push_back({file, content == Content::jsonl});
   }
-  TRIAD_CHECK(!texts.empty(), "there is no text in {}", describe("files", files));
+  TRIAD_CHECK(!texts.empty(), "there is no text in {}", files_text("files", files));
   return texts;
 }
 
@@ -375,7 +224,7 @@ std::shared_ptr<const TokenSource> read_texts(const std::vector<TextFile>& files
                                               const ChatOptions& chat, const std::string& what) {
   std::vector<std::string> paths;
   for (const TextFile& file : files) paths.push_back(file.path);
-  auto source = fill_memory(tokenizer, what + describe("text files", paths), describe_data_files(paths),
+  auto source = fill_memory(tokenizer, what + files_text("text files", paths), describe_data_files(paths),
                             [&](auto append) -> std::shared_ptr<const ChatFormat> {
                               const ChatOptions used = with_format(chat, tokenizer);
                               return for_each_document(files, tokenizer, used, append) ? used.format : nullptr;
@@ -411,6 +260,12 @@ int64_t held_out_documents(int64_t n, double val_fraction) {
 }
 
 }  // namespace
+
+void TokenSource::check_range(int64_t begin, std::span<int32_t> out) const {
+  const auto n = static_cast<int64_t>(out.size());
+  TRIAD_CHECK(begin >= 0 && n <= size() && begin <= size() - n, "{}: {} tokens from {} on were asked for, of {}",
+              name(), n, begin, size());
+}
 
 void TokenSource::read_sequence(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const {
   read(begin + 1, targets);
@@ -488,9 +343,9 @@ bool begins_with_conversation(const std::vector<std::string>& paths, TextFormat 
 DataSplit shard_data(const SplitOptions& options, int64_t vocab) {
   const SplitFiles files = checked_split(
       options, {expand_shards(options.paths, ShardSplit::train), expand_shards(options.val_paths, ShardSplit::val)});
-  auto train = std::make_shared<ShardTokens>(files.train, vocab, options.accept_changed);
+  auto train = shard_tokens(files.train, vocab, options.accept_changed);
   if (files.val.empty()) return split_by_position(std::move(train), options.val_fraction);
-  auto val = std::make_shared<ShardTokens>(files.val, vocab, options.accept_changed);
+  auto val = shard_tokens(files.val, vocab, options.accept_changed);
   check_no_overlap(*train->files(), *val->files());
   return {std::move(train), std::move(val)};
 }
@@ -501,7 +356,7 @@ std::shared_ptr<const TokenSource> open_tokens(const std::vector<std::string>& p
   TRIAD_CHECK(!files.empty(), "no file is named");
   refuse_streams(files);
   const auto shards = static_cast<size_t>(std::count_if(files.begin(), files.end(), is_shard));
-  if (shards == files.size()) return std::make_shared<ShardTokens>(files, vocab);
+  if (shards == files.size()) return shard_tokens(files, vocab);
   TRIAD_CHECK(vocab >= tokenizer.vocab_size(), "the tokenizer {} has {} tokens, the model's vocabulary only {}",
               tokenizer.name(), tokenizer.vocab_size(), vocab);
   TRIAD_CHECK(shards == 0,

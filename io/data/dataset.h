@@ -41,6 +41,9 @@ class TokenSource {
   // How the conversations among the documents are written; null if there are none.
   virtual std::shared_ptr<const ChatFormat> chat() const { return nullptr; }
   virtual std::string name() const = 0;  // name for messages: "the validation split of 12 text files"
+
+ protected:
+  void check_range(int64_t begin, std::span<int32_t> out) const;  // throws as read() does
 };
 
 struct DataSplit {

@@ -1,7 +1,7 @@
 // NSA's attention for one new token per sequence in bf16, with heads of 64 or 128, as one kernel on tensor cores
-// (decode/decode_mma.cuh): one CTA for each (sequence, group), so that nothing is split and no partial sums pass through
-// memory. Of few sequences on Hopper, whose CTAs would leave most of the card idle, the 8 CTAs of a cluster share each
-// branch's tiles and then the outputs. A CTA computes:
+// (decode/decode_mma.cuh): one CTA for each (sequence, group), so that nothing is split and no partial sums pass
+// through memory. Of few sequences on Hopper, whose CTAs would leave most of the card idle, the 8 CTAs of a cluster
+// share each branch's tiles and then the outputs. A CTA computes:
 //   1. the compressed branch, whose scores it stores for the selection, while the window's rows begin to come to L2;
 //   2. the gate, and the heads' log-sum-exp;
 //   3. the selection (decode/decode_select.cuh);

@@ -1,4 +1,4 @@
-// y = x w^T for at most 8 rows of x, bound by reading w once (for 2 to 8 rows in bf16: decode/skinny_linear_mma.cu). A
+// y = x w^T for at most 8 rows of x, bound by reading w once (for 2 to 64 rows in bf16: decode/skinny_linear_mma.cu). A
 // warp computes some columns of y; its lanes read the 16-byte vectors lane, lane + 32, ... in w's corresponding rows.
 // For a single layer, latency matters as much as bandwidth. So a warp issues 12 vector loads per lane before it reads
 // x, while the previous kernel still runs: they read 4 columns if rows are short and there are enough columns to occupy
@@ -226,7 +226,9 @@ bool skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const S
   if (!has_vectors(x, V) || !has_vectors(w, V) || (!o.norm.empty() && !has_vectors(o.norm, V))) return false;
   return with_args(y, x, w, o, [&]<class T>(const SkinnyLinearArgs<T>& a) {
     if constexpr (std::is_same_v<T, bf16>)
-      if (many) return launch_skinny_many(ctx, a, o.activation, has_half_vectors(y) && has_half_vectors(o.addend));
+      if (many)
+        return launch_skinny_tiles(ctx, a, o.activation) ||
+               launch_skinny_many(ctx, a, o.activation, has_half_vectors(y) && has_half_vectors(o.addend));
     switch (o.activation) {
       case Activation::none:
         dispatch_rows<T, Activation::none>(ctx, a);

@@ -47,6 +47,9 @@ __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight
 // memory, in bytes, that it needs on top of the norm's weights.
 inline constexpr int64_t kMmaShared = 9 * 1024;
 void launch_skinny_mma(Context&, const SkinnyLinearArgs<bf16>&, SkinnyLinearOptions::Activation);
+// The same kernel for 9 to 64 rows. Returns false and does nothing if the rows are more, or the layer is too large; the
+// latter depends on w alone.
+bool launch_skinny_tiles(Context&, const SkinnyLinearArgs<bf16>&, SkinnyLinearOptions::Activation);
 // Launches the kernel for more rows in bf16 on Hopper (decode/skinny_linear_many.cu). Returns false and does nothing if
 // the rows of x are too many or too long. vectors: whether y's and the addend's rows are whole, aligned 8-byte vectors.
 bool launch_skinny_many(Context&, const SkinnyLinearArgs<bf16>&, SkinnyLinearOptions::Activation, bool vectors);

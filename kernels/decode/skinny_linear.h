@@ -1,9 +1,9 @@
 // A decoding step's linear layer, fused with the RMSNorm before it and the activation or residual after it. With so few
-// rows it is bound by reading the weights once. On a GPU one kernel computes up to kMaxSkinnyRows rows, on Hopper in
-// bf16 up to 64; other calls run the forward pass's ops, and intermediate values are rounded as in these ops. Addition
-// order on a GPU differs between one row, 2 to 8 rows, 9 to 64 and more rows; on the CPU a row has the same bits in
-// every batch. The kernels read w and norm before the previous kernel has ended, so an ordinary launch must separate
-// them from the kernel that wrote them (common/launch_pdl.cuh).
+// rows it is bound by reading the weights once. On a GPU one kernel computes up to kMaxSkinnyRows rows, in bf16 up
+// to 64 (of layers that are large, on Hopper alone); other calls run the forward pass's ops, and intermediate values
+// are rounded as in these ops. Addition order on a GPU differs between one row, 2 to 8 rows, 9 to 64 and more rows; on
+// the CPU a row has the same bits in every batch. The kernels read w and norm before the previous kernel has ended, so
+// an ordinary launch must separate them from the kernel that wrote them (common/launch_pdl.cuh).
 #pragma once
 #include "engine/context.h"
 

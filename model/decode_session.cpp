@@ -175,7 +175,8 @@ void DecodeSession::run_pass(Activations& act, std::span<const Start> starts) {
     begin += align_up(prompts.back().n, kTextAlign);
   }
   write(ctx(), act.tokens, tokens.data());
-  if (!act.bounds.empty()) {  // the last document extends to the row's end
+  if (!act.bounds.empty()) {  // a document's length decides how it is attended, so the row's rest is one of its own
+    bounds.push_back(static_cast<int32_t>(begin));
     bounds.resize(static_cast<size_t>(act.bounds.size(0)), static_cast<int32_t>(act.T()));
     write(ctx(), act.bounds, bounds.data());
   }

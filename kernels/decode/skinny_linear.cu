@@ -110,10 +110,8 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLin
   const int begin = (static_cast<int>(blockIdx.x) * kWarps + warp) * kColumns;
   const int stride = static_cast<int>(gridDim.x) * kWarps * kColumns;
   HeldVectors<kColumns, kPieces> held;
-  const auto load = [&](int column) {
-    held.load(a.w + column * a.w_stride, a.w_stride, a.out - column % a.out, lane, vectors);
-  };
-  if (begin < a.out) load(begin);
+  const auto load = [&](int row, int rows) { held.load(a.w + row * a.w_stride, a.w_stride, rows, lane, vectors); };
+  if (begin < a.out) load(begin, a.out - begin);
   T* const norm = x + kRows * a.in;
   if (a.norm != nullptr) copy_rows(norm, a.norm, 0, 1, vectors);
   pdl_wait();     // w and norm are weights; the previous kernel wrote x and the addend
@@ -126,7 +124,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLin
   }
 #pragma unroll 1
   for (int column = begin; column < a.out; column += stride) {
-    if (column > begin) load(column);
+    if (column > begin) load(column, a.out - column);
     const int columns = min(kColumns, a.out - column);
     const auto dot = [&](float(&sum)[kColumns][kRows], int row) {
       dot_rows(sum, a.w + row * a.w_stride, a.w_stride, columns, held, x, a.in, lane);
@@ -141,7 +139,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) skinny_linear_kernel(SkinnyLin
     }
     if constexpr (kActivation == Activation::swiglu) {
       float up[kColumns][kRows];
-      load(a.out + column);
+      load(a.out + column, columns);
       dot(up, a.out + column);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)

@@ -8,7 +8,7 @@
 #include "engine/fields.h"
 #include "io/chat/chat_options.h"
 #include "io/data/format/text_format.h"
-#include "model/sampling.h"
+#include "model/decoding/sampling.h"
 
 namespace triad {
 

@@ -8,7 +8,7 @@
 #include "io/data/format/text_format.h"
 #include "io/data/text_input.h"
 #include "io/tokenizer/tokenizer.h"
-#include "model/sampling.h"
+#include "model/decoding/sampling.h"
 
 namespace triad {
 

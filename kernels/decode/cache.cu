@@ -211,8 +211,7 @@ void compress_by_mlp(Context& ctx, const Append<T>& a, const Stored<T>& s, const
   launch(ctx, "phi's rows", cache_gather_block_kernel<T>, dim3(static_cast<unsigned>(a.l), groups, batch),
          dim3(kThreads), 0, rows.ptr<T>(), a, s, w.pos.ptr<T>(), w.pos.stride[0]);
   // Parts are equal, so that no rest of a few rows gets the kernel, and so the bits, of fewer sequences.
-  const int64_t most = dtype == DType::bf16 && B > kFewSequences ? kMaxClusterRows : kMaxSkinnyRows,
-                parts = ceil_div(n, most);
+  const int64_t most = dtype == DType::bf16 && B > kFewSequences ? kMostRows : kFewRows, parts = ceil_div(n, most);
   for (int64_t i = 0; i < parts; ++i) {
     const int64_t first = n * i / parts, end = n * (i + 1) / parts;
     triad::skinny_linear(ctx, hidden.slice(0, first, end), rows.slice(0, first, end), w.fc1,

@@ -56,7 +56,7 @@ struct CacheRows {
 };
 
 namespace cuda {
-inline constexpr int kFewSequences = 8;  // most sequences whose work is spread over many CTAs
+inline constexpr int kFewSequences = 8;  // most for which small work is spread over more CTAs than it needs
 
 void index_cache_append(Context&, Tensor cache, Tensor q, ConstTensor k, ConstTensor position, ConstTensor cos,
                         ConstTensor sin);

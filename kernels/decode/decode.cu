@@ -6,8 +6,9 @@
 //      chunks, and the gate.
 //   2. decode/decode_selected.cu: the selection, the selected branch's chunks, and the combination of all branches,
 //      rounded as in the forward pass and summed by their gates.
-// More than kFewSequences in bf16 fill the card without a split: decode/decode_many.cu. Dense attention has one
-// branch's chunks and the combination only (decode/decode_dense.cu). Grid and scratch sizes depend only on the cache's
+// In bf16 with heads of 64 or 128, on Hopper or with more than kFewSequences, one kernel does all of it without chunks
+// in memory: decode/decode_many.cu. Dense attention has one branch's chunks and the combination only
+// (decode/decode_dense.cu). Grid and scratch sizes depend only on the cache's
 // capacity, and positions are read on the device, so one recorded CUDA graph serves all positions; chunks beyond a
 // position exit at once. Softmaxes use powers of 2. An NSA step is bound by latency: each kernel waits for memory about
 // three times in sequence.

@@ -20,7 +20,7 @@ inline constexpr int kSelectedChunk = 128;  // keys per CTA in the selected bran
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kCombineThreads = 512;
-inline constexpr int kClusterCtas = 8;   // CTAs that share one (sequence, group) in decode_selected.cu
+inline constexpr int kClusterCtas = 8;   // CTAs of a cluster, which share a (sequence, group)
 inline constexpr int kMaxSelected = 64;  // most blocks in a selected-block list (n_sel)
 inline constexpr int kMaxHeads = 32;     // most query heads per group (G)
 

@@ -6,9 +6,10 @@
 //   2. the gate, and the heads' log-sum-exp;
 //   3. the selection (decode/decode_select.cuh);
 //   4. the selected and the window branch, and the sum of all branches by their gates, rounded as in the forward pass.
-// A CTA's warps share its tiles, so the sums' order depends on the number of warps: 16, one CTA on an SM, where
-// kWideSequences sequences or fewer have few groups; else 8, so that two CTAs on an SM fill each other's pauses. It
-// depends on nothing else in the batch.
+// A CTA's warps share its tiles, so the sums' order depends on the number of warps: with heads of 64 it is 16, one CTA
+// on an SM, in clusters and where kWideSequences sequences or fewer have few groups; else 8, so that two CTAs on an SM
+// fill each other's pauses. It depends on the number of sequences, on clusters and on the card, not on what the
+// sequences are.
 #include <algorithm>
 
 #include "kernels/common/launch_cluster.cuh"
@@ -211,7 +212,7 @@ bool launch_many(Context& ctx, const Decode<bf16>& a, bool vectors, const GateMl
   }
   if (heads_of_128) return launch_for<128, 128, 8>(ctx, a, mlp, gate);
   const bool wide = a.B <= kWideSequences && a.Hkv <= kWideGroups;
-  return wide ? launch_for<64, 64, 16>(ctx, a, mlp, gate) : launch_for<64, 64, 8>(ctx, a, mlp, gate);
+  return (wide && launch_for<64, 64, 16>(ctx, a, mlp, gate)) || launch_for<64, 64, 8>(ctx, a, mlp, gate);
 }
 
 }  // namespace triad::cuda

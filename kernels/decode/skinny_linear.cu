@@ -17,7 +17,7 @@ namespace {
 using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8;        // warps per CTA; at least as many as rows, since a warp normalises one row
 constexpr int kEnoughCtas = 48;  // fewest CTAs for which a warp computes four columns
-static_assert(kWarps >= kMaxSkinnyRows);
+static_assert(kWarps >= kFewRows);
 
 // A lane's vectors from, from + 32, ... in several rows, in registers, with zeros past the row end.
 template <int kRowsHeld, int kPieces>
@@ -216,7 +216,7 @@ bool skinny_linear(Context& ctx, Tensor y, ConstTensor x, ConstTensor w, const S
   constexpr int64_t kMostShared = 96 * 1024;  // bytes per CTA: every card allows 99 KiB, and a Hopper SM holds two CTAs
   const int64_t rows = x.size(0), in = x.size(1), padded = rows == 1 ? 1 : rows <= 2 ? 2 : rows <= 4 ? 4 : 8;
   const int V = static_cast<int>(16 / size_of(x.dtype));
-  const bool many = rows > kMaxSkinnyRows;
+  const bool many = rows > kFewRows;
   const bool on_tensor_cores = x.dtype == DType::bf16 && rows > 1;  // the MMA kernel keeps x in registers
   const int64_t shared_rows = (on_tensor_cores ? 0 : padded) + (o.norm.empty() ? 0 : 1);
   const int64_t shared = shared_rows * in * size_of(x.dtype) + (on_tensor_cores ? kMmaShared : 0);

@@ -43,12 +43,12 @@ __device__ __forceinline__ uint4 normed(const uint4& vector, const uint4& weight
   return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 
-// Launches the tensor-core kernel for 2 to 8 rows in bf16 (decode/skinny_linear_mma.cu). kMmaShared: the most shared
-// memory, in bytes, that it needs on top of the norm's weights.
+// Launches the tensor-core kernel for 2 to kFewRows rows in bf16 (decode/skinny_linear_mma.cu). kMmaShared: the most
+// shared memory, in bytes, that it needs on top of the norm's weights.
 inline constexpr int64_t kMmaShared = 9 * 1024;
 void launch_skinny_mma(Context&, const SkinnyLinearArgs<bf16>&, SkinnyLinearOptions::Activation);
-// The same kernel for 9 to 64 rows. Returns false and does nothing if the rows are more, or the layer is too large; the
-// latter depends on w alone.
+// The same kernel for up to kMostRows rows. Returns false and does nothing if the rows are more, or the layer is too
+// large for the card, which the number of rows has no part in.
 bool launch_skinny_tiles(Context&, const SkinnyLinearArgs<bf16>&, SkinnyLinearOptions::Activation);
 // Launches the kernel for more rows in bf16 on Hopper (decode/skinny_linear_many.cu). Returns false and does nothing if
 // the rows of x are too many or too long. vectors: whether y's and the addend's rows are whole, aligned 8-byte vectors.

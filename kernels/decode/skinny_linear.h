@@ -1,6 +1,6 @@
 // A decoding step's linear layer, fused with the RMSNorm before it and the activation or residual after it. With so few
-// rows it is bound by reading the weights once. On a GPU one kernel computes up to kMaxSkinnyRows rows, in bf16 up
-// to 64 (of layers that are large, on Hopper alone); other calls run the forward pass's ops, and intermediate values
+// rows it is bound by reading the weights once. On a GPU one kernel computes up to kFewRows rows, in bf16 up
+// to kMostRows (of large layers on Hopper alone); other calls run the forward pass's ops, and intermediate values
 // are rounded as in these ops. Addition order on a GPU differs between one row, 2 to 8 rows, 9 to 64 and more rows; on
 // the CPU a row has the same bits in every batch. The kernels read w and norm before the previous kernel has ended, so
 // an ordinary launch must separate them from the kernel that wrote them (common/launch_pdl.cuh).
@@ -9,8 +9,7 @@
 
 namespace triad {
 
-inline constexpr int64_t kMaxSkinnyRows = 8;
-inline constexpr int64_t kMaxClusterRows = 64;  // bf16 on Hopper
+inline constexpr int64_t kFewRows = 8, kMostRows = 64;
 
 struct SkinnyLinearOptions {
   enum class Activation { none, silu, swiglu };

@@ -21,7 +21,7 @@ namespace {
 
 using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kRows = kMaxClusterRows;         // most rows of x
+constexpr int kRows = kMostRows;               // most rows of x
 constexpr int kRowThreads = kThreads / kRows;  // threads that load and normalise a row of x
 constexpr int kPiece = 32;                     // elements in a piece of a row: one 16-byte vector for each of 4 lanes
 constexpr int kGroups = 4;                     // warps with different columns

@@ -3,7 +3,8 @@
 // pieces i, i + 8, ... in every row of w and x, and loads them directly into the MMA operands' registers. Element order
 // along k does not matter as long as w and x share it. x stays in registers, the kernel loops over y's columns, and
 // only sums go through shared memory:
-//   columns per CTA:  16, or 8 if 16 would leave SMs idle; for swiglu 8 gate columns and their 8 up columns
+//   columns per CTA:  16, or 8 if 16 would leave SMs idle (with more than 8 rows, most of them); for swiglu 8 gate
+//       columns and their 8 up columns
 //   rows:  tiles of 8. A row's sums have the same order whatever the number of tiles
 //   first weights:  loaded before x, while the previous kernel still runs
 //   next weights:  loaded as soon as the MMAs have read the current ones, while sums are added and stored
@@ -22,7 +23,7 @@ using Activation = SkinnyLinearOptions::Activation;
 constexpr int kWarps = 8;
 constexpr int kLanesOfPiece = 4;  // lanes per piece, each loading a 16-byte vector
 constexpr int kQuarter = kEight * kEight, kThreads = 32 * kWarps;
-static_assert(kMaxSkinnyRows <= kEight && kVector<bf16> == kEight);
+static_assert(kFewRows <= kEight && kVector<bf16> == kEight);
 
 // Shared memory: the warps' sums, double-buffered so that one barrier per column step is enough; square sums for the
 // RMSNorm; the RMSNorm's weights.
@@ -217,6 +218,8 @@ void launch_skinny_mma(Context& ctx, const SkinnyLinearArgs<bf16>& a, Activation
   launch_rows<12, 1>(ctx, a, activation);
 }
 
+static_assert(kMostRows == 8 * kEight);
+
 bool launch_skinny_tiles(Context& ctx, const SkinnyLinearArgs<bf16>& a, Activation activation) {
   constexpr int kLongestRow = 4096;  // elements of x; rows of several blocks are read by every CTA
   constexpr int kEnoughCtas = 48;    // fewest CTAs with 16 columns each, whose rows of x come from L2
@@ -227,7 +230,7 @@ bool launch_skinny_tiles(Context& ctx, const SkinnyLinearArgs<bf16>& a, Activati
     launch_tiles<2>(ctx, a, activation, halves);
   else if (a.rows <= 4 * kEight)
     launch_tiles<4>(ctx, a, activation, halves);
-  else if (a.rows <= 8 * kEight)
+  else if (a.rows <= kMostRows)
     launch_tiles<8>(ctx, a, activation, halves);
   else
     return false;

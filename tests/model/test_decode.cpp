@@ -174,7 +174,6 @@ TEST_CASE("decode: sequences of a batch may differ in length", "[decode]") {
 TEST_CASE("decode: sequences of a batch on the GPU may differ in length", "[decode][gpu]") {
   if (!require_gpu()) return;
   check_ragged(gpu_config(Phi::avg, GateKind::softmax, 12, 2, 64), Device::cuda(), {0, 31, 129, 260}, "G 6", kGpuStd);
-  // 9 sequences have more rows than the kernels for small batches support.
   check_ragged(gpu_config(Phi::mlp, GateKind::sigmoid, 2, 2, 64), Device::cuda(), {0, 5, 31, 32, 50, 90, 127, 200, 259},
                "mlp, sigmoid, G 1", kGpuStd);
   check_ragged(gpu_config(Phi::conv, GateKind::softmax, 16, 1, 128), Device::cuda(), {47, 130}, "conv, G 16", kGpuStd);

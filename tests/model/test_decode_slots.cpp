@@ -5,7 +5,7 @@
 #include <map>
 
 #include "engine/op_scope.h"
-#include "model/decode_session.h"
+#include "model/decoding/decode_session.h"
 #include "tests/support/decode_fixture.h"
 #include "tests/support/skip.h"
 #include "tests/support/test.h"
@@ -151,7 +151,6 @@ TEST_CASE("decode: on the GPU a sequence has the same bits among 9 to 64 sequenc
     const auto alone = in_batch(64, {kAlone});
     CHECK(in_batch(64, among_many(64)) == alone);
     CHECK(in_batch(65, among_many(65)) == in_batch(65, {kAlone}));
-    // Other cards multiply with cuBLASLt, whose kernel depends on the number of rows.
     if (card.ctx().may_use_sm90()) CHECK(in_batch(9, among_many(9)) == alone);
   }
 }

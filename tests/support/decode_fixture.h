@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/decode.h"
+#include "model/decoding/decode.h"
 
 namespace triad::test {
 

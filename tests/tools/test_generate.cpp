@@ -12,7 +12,7 @@
 #include "engine/random_streams.h"
 #include "engine/rng.h"
 #include "io/json_config.h"
-#include "model/sampling.h"
+#include "model/decoding/sampling.h"
 #include "tests/support/huggingface_folder.h"
 #include "tests/support/program.h"
 #include "tests/support/test.h"
@@ -278,6 +278,7 @@ TEST_CASE("bench decode writes rows, and compares with kept ones", "[generate]")
   const std::string kept = folder.file("kept.jsonl");
   const std::string args = "bench decode " + kTiny + " --lengths 20,33 --runs 1 --set runtime.device=cpu ";
   printed(args + "--append " + kept);
+  printed("bench prefill " + kTiny + " --lengths 33 --batch 3 --runs 1 --set runtime.device=cpu --append " + kept);
   const Outcome same =
       // No kept row has a new one's key, because the new batches have 2 sequences.
       run_program(args + "--batch 2 --compare " + kept);
@@ -287,6 +288,7 @@ TEST_CASE("bench decode writes rows, and compares with kept ones", "[generate]")
   std::stringstream text;
   text << file.rdbuf();
   CHECK(text.str().find("tiny 1x33") != std::string::npos);
+  CHECK(text.str().find("tiny 3x33") != std::string::npos);
   std::ofstream(kept) << std::regex_replace(text.str(), std::regex(R"("us": ?[0-9.e+-]+)"), "\"us\":0.001");
   const Outcome slower = run_program(args + "--compare " + kept);
   CHECK(slower.exit_code == 1);

@@ -21,7 +21,7 @@
 #include "engine/process/tone.h"
 #include "engine/rng.h"
 #include "kernels/nsa/select_index.h"
-#include "model/decode_session.h"
+#include "model/decoding/decode_session.h"
 #include "tools/bench/bench.h"
 #include "tools/options.h"
 #include "train/config/device_choice.h"
@@ -398,11 +398,11 @@ CLI::App* add(CLI::App& bench, const char* name, const char* what, bool prefill)
       ->delimiter(',')
       ->check(within(at_least(1).up_to(kMaxSeqLen)))
       ->capture_default_str();
-  verb->add_option("--batch", o->batch,
-                   prefill
-                       ? "prompts of S tokens that begin together, packed as `triad generate --prompts` packs them; "
-                         "the branches' times are those of one prompt, times this"
-                       : "sequences that a step decodes together")
+  verb->add_option(
+          "--batch", o->batch,
+          prefill ? "prompts of S tokens that begin together, packed as `triad generate --prompts` packs them: passes, "
+                    "caches and logits are timed; the branches' times are those of one prompt, times this"
+                  : "sequences that a step decodes together")
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str();
   verb->add_option("--runs", o->runs, "timed runs; the result is their median")

@@ -7,7 +7,7 @@
 #include "engine/comm/comm.h"
 #include "engine/context.h"
 #include "io/tokenizer/tokenizer.h"
-#include "model/decode_session.h"
+#include "model/decoding/decode_session.h"
 #include "train/config/config.h"
 
 namespace triad {

@@ -169,6 +169,11 @@ std::vector<OpCase> decode_cases() {
       any_card_case(decode_case("900_G1", {2, 900, 2, 2, 64, 64}, {300, 880}, config(32, 16, 32, 7, 70))),
       any_card_case(decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30))),
       small_card_case(decode_case("300_256_G3", {1, 300, 3, 1, 256, 256}, {299}, config(32, 16, 64, 4, 70))),
+      // On Hopper in bf16 clusters of 8 CTAs, which share so many candidates that one does not select among all; shares
+      // that are empty or ragged; lists too long for that.
+      decode_case("20000_l'16_shared", {2, 20000, 4, 2, 64, 64}, {19990, 5000}, config(8, 8, 16, 12, 60)),
+      decode_case("9000_128_shared", {2, 9000, 8, 2, 128, 128}, {8999, 2300}, config(16, 16, 16, 16, 90)),
+      decode_case("9000_128_n40", {1, 9000, 4, 1, 128, 128}, {8999}, config(16, 16, 16, 40, 90)),
       // Many groups, more than 8 sequences, and more than 64: in bf16 one CTA for each sequence and group.
       decode_case("5_sequences_4_groups", {5, 700, 8, 4, 64, 64}, spread(5, 700), config(32, 16, 64, 5, 100)),
       decode_case("9_sequences_G6", {9, 700, 12, 2, 64, 64}, spread(9, 700), config(32, 16, 64, 5, 100)),

@@ -65,8 +65,8 @@ std::vector<OpCase> skinny_linear_cases() {
       // Rows in three blocks, and CTAs loop over columns.
       few_case("2x3080x4300_norm", 2, 3080, 4300, true, Activation::none, false),
       few_case("9x64x40_norm_silu", 9, 64, 40, true, Activation::silu, false),
-      // More than 8 rows. In bf16 on Hopper: a cluster's CTAs with slices of the inner dimension, some empty; one row
-      // more than a CTA has; CTAs that loop over columns; rows that two CTAs of an SM cannot hold.
+      // More than 8 rows, in bf16 in 2, 4 and 8 tiles: rows in one block and in several, CTAs that loop over columns,
+      // one row more than a kernel takes.
       few_case("12x200x37_norm_addend", 12, 200, 37, true, Activation::none, true),
       few_case("17x64x70_norm_swiglu", 17, 64, 70, true, Activation::swiglu, false),
       few_case("64x1608x200_norm_silu", 64, 1608, 200, true, Activation::silu, false),
@@ -74,6 +74,13 @@ std::vector<OpCase> skinny_linear_cases() {
       few_case("65x264x4300_norm_addend", 65, 264, 4300, true, Activation::none, true),
       few_case("256x192x384_norm_swiglu", 256, 192, 384, true, Activation::swiglu, false),
       few_case("64x768x8600_norm", 64, 768, 8600, true, Activation::none, false),
+      few_case("33x760x2200_norm_swiglu", 33, 760, 2200, true, Activation::swiglu, false),
+      // In bf16 on Hopper by clusters: slices of the inner dimension, some of them short; CTAs that loop over columns;
+      // rows that two CTAs of an SM cannot hold.
+      few_case("12x4200x37_norm_addend", 12, 4200, 37, true, Activation::none, true),
+      few_case("17x5000x70_norm_swiglu", 17, 5000, 70, true, Activation::swiglu, false),
+      few_case("64x4104x200_norm_silu", 64, 4104, 200, true, Activation::silu, false),
+      few_case("64x1024x8600_addend", 64, 1024, 8600, false, Activation::none, true),
       few_case("20x10000x300_silu", 20, 10000, 300, false, Activation::silu, false),
       few_case("64x20000x72", 64, 20000, 72, false, Activation::none, false),  // too long for a cluster
       biased(few_case("1x768x130_norm", 1, 768, 130, true, Activation::none, false)),

@@ -28,8 +28,7 @@ class Decoder {
   using Prompt = CachedText;  // its tokens are in act.tokens
   // Starts sequences: one pass over act.tokens [1,T] fills their caches and logits[b]. Each prompt is a document of the
   // row (act.bounds), in order; further tokens of a document are padding without effect. Without act.bounds there is
-  // one prompt, which begins at 0. An op fills all
-  // prompts' caches of a layer.
+  // one prompt, which begins at 0. Prompts are of different sequences. One op fills all prompts' caches of a layer.
   void prefill(Context&, Activations& act, std::span<const Prompt> prompts);
   // Appends tokens[b] to each sequence b and computes logits for the token after it. If a cache is full, its last row
   // is overwritten and the logits are meaningless. Positions are on the device, so that a step can be recorded in a

@@ -1,4 +1,4 @@
-#include "model/decode.h"
+#include "model/decoding/decode.h"
 
 #include <fmt/format.h>
 
@@ -130,7 +130,7 @@ void Decoder::fill_caches(Context& ctx, int64_t layer, LayerActivations& a, int6
 }
 
 // Computes the logits after each prompt. In a pass over several, one product has the last rows of all, or of
-// kMaxClusterRows each. It always has that many rows, because their bits may depend on the number.
+// kMostRows each. It always has that many rows, because their bits may depend on the number.
 void Decoder::last_logits(Context& ctx, Activations& act, std::span<const Prompt> prompts) {
   if (act.bounds.empty()) {
     const auto& [b, begin, n] = prompts[0];
@@ -139,11 +139,11 @@ void Decoder::last_logits(Context& ctx, Activations& act, std::span<const Prompt
   const ModelConfig& c = model_.config();
   const Tensor x = act.x(c.n_layers);
   Scratch::Scope scope(ctx.scratch);
-  const Tensor last = scope.alloc(x.dtype, {kMaxClusterRows, x.size(1)}, "prompts' last rows");
-  const Tensor product = scope.alloc(logits.dtype, {kMaxClusterRows, logits.size(1)}, "prompts' logits");
+  const Tensor last = scope.alloc(x.dtype, {kMostRows, x.size(1)}, "prompts' last rows");
+  const Tensor product = scope.alloc(logits.dtype, {kMostRows, logits.size(1)}, "prompts' logits");
   zero(ctx, last);
-  for (size_t i = 0; i < prompts.size(); i += kMaxClusterRows) {
-    const auto some = prompts.subspan(i, std::min<size_t>(kMaxClusterRows, prompts.size() - i));
+  for (size_t i = 0; i < prompts.size(); i += kMostRows) {
+    const auto some = prompts.subspan(i, std::min<size_t>(kMostRows, prompts.size() - i));
     for (size_t j = 0; j < some.size(); ++j) copy(ctx, last[static_cast<int64_t>(j)], x[some[j].begin + some[j].n - 1]);
     skinny_linear(ctx, product, last, model_.weights().head, {.norm = model_.weights().norm_f, .eps = c.norm_eps});
     for (size_t j = 0; j < some.size(); ++j) copy(ctx, logits[some[j].b], product[static_cast<int64_t>(j)]);
@@ -157,6 +157,9 @@ void Decoder::prefill(Context& ctx, Activations& act, std::span<const Prompt> pr
     TRIAD_CHECK(p.n >= 1 && p.begin >= 0 && p.begin + p.n <= act.T() && p.n <= capacity_,
                 "a prefill of {} tokens from {} on: a pass over {} tokens, a cache of {}", p.n, p.begin, act.T(),
                 capacity_);
+  for (size_t i = 0; i < prompts.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      TRIAD_CHECK(prompts[i].b != prompts[j].b, "a prefill starts sequence {} twice", prompts[i].b);
   model_.forward(ctx, act, nullptr, nullptr,
                  [&](int64_t layer, LayerActivations& a) { fill_caches(ctx, layer, a, act.T(), prompts); });
   last_logits(ctx, act, prompts);

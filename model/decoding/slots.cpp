@@ -1,4 +1,4 @@
-#include "tools/slots.h"
+#include "model/decoding/slots.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,15 @@
 
 namespace triad {
 
-Slots::Slots(DecodeSession& session, int64_t context, std::string model)
-    : session_(session), context_(context), model_(std::move(model)), slots_(static_cast<size_t>(session.batch())) {}
+Slots::Slots(DecodeSession& session, int64_t context, std::string model, int64_t together)
+    : session_(session),
+      context_(context),
+      together_(together),
+      model_(std::move(model)),
+      slots_(static_cast<size_t>(session.batch())) {
+  constexpr int64_t kMostTogether = 8;  // texts of 1,000 tokens in a pass (model/decoding/decode_session.cpp)
+  if (together_ == 0 && session.ctx().device.is_cuda()) together_ = std::min(kMostTogether, session.batch() / 8);
+}
 
 bool Slots::has_room() const {
   return std::any_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.text == nullptr; });
@@ -37,18 +44,25 @@ std::vector<int32_t> Slots::decode() {
     const auto slot = static_cast<int64_t>(b);
     if (s.text != nullptr && s.starts == 0 && session_.decoder().length(slot) == context_)
       s.starts = std::max<int64_t>(1, context_ / 2);
-    if (s.text == nullptr || s.starts > 0) {
-      idle.push_back(slot);
-    } else {
+    if (s.runs()) {
       last[b] = s.text->tokens.back();
       any = true;
+    } else {
+      idle.push_back(slot);
     }
   }
   return any ? session_.step_greedy(last, idle) : std::vector<int32_t>();
 }
 
+// Whether texts that are to start do so now: a free slot says that no more will come.
+bool Slots::may_start() const {
+  const auto running = std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.runs(); });
+  return running == 0 || has_room() || static_cast<int64_t>(slots_.size()) - running >= together_;
+}
+
 // Starts new texts, and those whose cache is full; returns whether there were any.
 bool Slots::start() {
+  if (!may_start()) return false;
   std::vector<DecodeSession::Start> starts;
   for (size_t b = 0; b < slots_.size(); ++b) {
     Slot& s = slots_[b];
@@ -76,7 +90,7 @@ void Slots::step(const Took& took) {
   if (start()) likeliest = session_.choose_greedy();
   for (size_t b = 0; b < slots_.size(); ++b) {
     Slot& s = slots_[b];
-    if (s.text != nullptr && took(*s.text, sample(static_cast<int64_t>(b), likeliest[b]))) s = {};
+    if (s.runs() && took(*s.text, sample(static_cast<int64_t>(b), likeliest[b]))) s = {};
   }
 }
 

@@ -1,4 +1,4 @@
-#include "model/decode_session.h"
+#include "model/decoding/decode_session.h"
 
 #include <algorithm>
 

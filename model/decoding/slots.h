@@ -1,5 +1,5 @@
 // Slots: many texts that are continued together. Each is in a slot of a DecodeSession; a finished text leaves, and a
-// waiting one takes the slot at the next step.
+// waiting one takes the slot and starts, on a GPU as soon as a few can start in one pass.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "engine/rng.h"
-#include "model/decode_session.h"
-#include "model/sampling.h"
+#include "model/decoding/decode_session.h"
+#include "model/decoding/sampling.h"
 
 namespace triad {
 
@@ -30,8 +30,10 @@ struct Continuation {
 
 class Slots {
  public:
-  // model: the weights' name, for errors.
-  Slots(DecodeSession& session, int64_t context, std::string model);
+  // model: the weights' name, for errors. together: how many texts start at once, as long as others run and no slot is
+  // free; 0: an eighth of the slots on a GPU, up to 8, where a pass over several texts takes little longer than one
+  // text's, and 1 on the CPU.
+  Slots(DecodeSession& session, int64_t context, std::string model, int64_t together = 0);
   bool has_room() const;
   bool empty() const;
   // Gives a text a free slot; the text stays the caller's. A prompt longer than the context loses its beginning.
@@ -44,14 +46,16 @@ class Slots {
  private:
   struct Slot {
     Continuation* text = nullptr;  // null: free
-    int64_t starts = 0;            // how many of its last tokens the next step starts it with; 0: it runs
+    int64_t starts = 0;            // how many of its last tokens it starts with; 0: it runs
+    bool runs() const { return text != nullptr && starts == 0; }
   };
+  bool may_start() const;
   std::vector<int32_t> decode();
   bool start();
   int32_t sample(int64_t b, int32_t likeliest);
 
   DecodeSession& session_;
-  int64_t context_;
+  int64_t context_, together_;
   std::string model_;
   std::vector<Slot> slots_;
 };

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/graph.h"
-#include "model/decode.h"
+#include "model/decoding/decode.h"
 
 namespace triad {
 

@@ -24,30 +24,32 @@ int64_t most_texts(Device device, int64_t T) { return device.is_cuda() ? T / kTe
 
 constexpr int64_t kGpuShortest = 2048, kGpuShared = 8192, kGpuGrowth = 4, kCpuShortest = 16;
 
-// The longest text that a pass over T tokens starts. On a GPU short texts share a long pass, of kGpuShared tokens or
-// more: they keep it busy for longer than the pass takes to queue. The shortest pass is for texts of which it holds at
-// least 8, so that one that starts alone waits less.
-int64_t longest_text(Device device, int64_t T) { return device.is_cuda() && T < kGpuShared ? T / 8 : T; }
+// The longest text that a pass over T tokens starts. On a GPU the short texts of a batch share a long pass, of
+// kGpuShared tokens or more: they keep it busy for longer than the pass takes to queue. The shortest pass is for texts
+// of which it holds at least 8, so that one that starts alone waits less; in a batch of one, all do.
+int64_t longest_text(Device device, int64_t T, int64_t batch) {
+  return device.is_cuda() && batch > 1 && T < kGpuShared ? T / 8 : T;
+}
 
 // The tokens of the pass that starts a text of n tokens, in a context that holds at least as many. Few lengths are
 // possible, because memory is planned for each. On the CPU, where a text has a pass of its own, it is at most half
 // longer.
-int64_t pass_tokens(Device device, int64_t n, int64_t context) {
+int64_t pass_tokens(Device device, int64_t n, int64_t context, int64_t batch) {
   if (!device.is_cuda()) {
     int64_t T = kCpuShortest;
     while (T < n) T = T + T / 2 >= n ? T + T / 2 : 2 * T;
     return std::min(T, context);
   }
   int64_t T = kGpuShortest;
-  while (longest_text(device, T) < n) T *= kGpuGrowth;
-  return std::min(T, std::max(kGpuShared, align_up(context, kTextAlign)));
+  while (longest_text(device, T, batch) < n) T *= kGpuGrowth;
+  return std::min(T, std::max(batch > 1 ? kGpuShared : kGpuShortest, align_up(context, kTextAlign)));
 }
 
 // The lengths of all passes that start texts of up to `context` tokens, ascending.
-std::vector<int64_t> all_passes(Device device, int64_t context) {
+std::vector<int64_t> all_passes(Device device, int64_t context, int64_t batch) {
   std::vector<int64_t> passes;
-  for (int64_t n = 1; n <= context; n = longest_text(device, passes.back()) + 1)
-    passes.push_back(pass_tokens(device, n, context));
+  for (int64_t n = 1; n <= context; n = longest_text(device, passes.back(), batch) + 1)
+    passes.push_back(pass_tokens(device, n, context, batch));
   return passes;
 }
 
@@ -93,7 +95,8 @@ DecodeSession::Sizes DecodeSession::plan() {
 
 void DecodeSession::build(Runtime& runtime) {
   int64_t longest = options_.context;
-  if (options_.starts) longest = std::max(longest, all_passes(options_.device, options_.context).back());
+  if (options_.starts)
+    longest = std::max(longest, all_passes(options_.device, options_.context, options_.batch).back());
   if (options_.model == nullptr)
     model_ =
         std::make_unique<Model>(runtime.ctx(), runtime.arena(), config_,
@@ -103,7 +106,7 @@ void DecodeSession::build(Runtime& runtime) {
 }
 
 void DecodeSession::build_passes(Arena& arena) {
-  const std::vector<int64_t> lengths = all_passes(options_.device, options_.context);
+  const std::vector<int64_t> lengths = all_passes(options_.device, options_.context, options_.batch);
   const auto documents = [&](int64_t T) {  // a lone text is the whole row
     const int64_t texts = most_texts(options_.device, T);
     return texts > 1 ? texts : 0;
@@ -147,7 +150,7 @@ void DecodeSession::start(std::span<const Start> starts) {
     const int64_t n = static_cast<int64_t>(s.text.size());
     TRIAD_CHECK(n >= 1 && n <= options_.context && !passes_.empty(), "a text of {} tokens starts in a context of {}", n,
                 options_.context);
-    by_pass[pass_tokens(options_.device, n, options_.context)].push_back(s);
+    by_pass[pass_tokens(options_.device, n, options_.context, options_.batch)].push_back(s);
   }
   for (const auto& [T, all] : by_pass) {
     Activations& act = passes_.at(T);

@@ -49,8 +49,8 @@ const std::vector<Measured>& measured_rows() {
       {"h100", "llama_1b", with(b1, split), 1, 62056, 52.214, 370.0, true},
       {"h100", "m7c_125m", general, 1, 405559, 9.806, 55.1, true},
       // these two measured on 2026-11-29; in no kept row
-      {"h200", "llama_1b", with(b1, fp8), 1, 74345, 52.214, 305.2, true},
-      {"h200", "llama_8b", with(b8, fp8), 1, 42827, 57.632, 254.1, true},
+      {"h200", "llama_1b", with(b1, fp8), 1, 77236, 52.214, 285.7, true},
+      {"h200", "llama_8b", with(b8, fp8), 1, 48628, 57.632, 229.3, true},
       {"h200", "m7c_125m", k4x8192, 1, 464681, 0, 0},
       {"h200", "m7c_125m", {"train.micro_batch_size=1"}, 1, 271827, 0, 0},
       {"h200", "m7c_1m", with(k1x65536, none), 1, 416775, 0, 0},

@@ -29,9 +29,8 @@ constexpr double kLogitBytes = 4.2;                                             
 constexpr double kActivationBytes = 12;   // bytes per hidden unit, where the activation is no part of a product
 constexpr double kLayerSeconds = 1.5e-4;  // seconds per layer and micro-step
 // The time of layers' products in fp8, casts included, as a share of bf16's. Fitted to Llama 1B and 8 layers of 8B on
-// an H200 (model/FP8.md): their linear layers took 0.70 and 0.67, but by their whole steps, for which the estimate in
-// bf16 is a little short, it is 0.79 and 0.77.
-constexpr double kFp8Products = 0.74;
+// an H200 (model/FP8.md), whose linear layers took 0.67 and 0.62.
+constexpr double kFp8Products = 0.65;
 constexpr double kMuonProducts = 0.5;        // rate of Muon's products, as a share of the products' rate
 constexpr double kCommunicationShown = 0.8;  // share of what ranks send that computation does not hide (two H100s)
 constexpr double kHostLink = 55e9;           // bytes/s to and from the host's memory

@@ -26,7 +26,7 @@ constexpr int64_t kGpuShortest = 2048, kGpuShared = 8192, kGpuGrowth = 4, kCpuSh
 
 // The longest text that a pass over T tokens starts. On a GPU the short texts of a batch share a long pass, of
 // kGpuShared tokens or more: they keep it busy for longer than the pass takes to queue. The shortest pass is for texts
-// of which it holds at least 8, so that one that starts alone waits less; in a batch of one, all do.
+// of which it holds at least 8, so that one that starts alone waits less. In a batch of one nothing is shared.
 int64_t longest_text(Device device, int64_t T, int64_t batch) {
   return device.is_cuda() && batch > 1 && T < kGpuShared ? T / 8 : T;
 }

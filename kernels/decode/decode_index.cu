@@ -1,6 +1,8 @@
 // Decoding with a taught index: the new token's lists, and attention with one softmax over the listed blocks. Warps
-// score the candidate blocks, one each, then a warp writes the list of each (sequence, group). Attention has 64 listed
-// keys a CTA, and the combination of decode/decode.cuh. As there, grids depend on the cache's capacity alone.
+// score the candidate blocks, one each, for several groups at once, since all groups have the same keys. A CTA writes
+// the list of each (sequence, group): each of its warps chooses the best of a share of the blocks, and the first warp
+// those of all shares. Attention has 64 listed keys a CTA, and the combination of decode/decode.cuh. As there, grids
+// depend on the cache's capacity alone.
 #include <algorithm>
 
 #include "kernels/decode/decode_mma.cuh"
@@ -12,9 +14,11 @@ namespace {
 // ---- lists ----
 
 constexpr int kScoreThreads = 256, kScoreWarps = kScoreThreads / 32;
-constexpr int kKeyLanes = 8;         // lanes per key
+constexpr int kScoreBatch = 8;       // keys that a lane loads before it uses the first
 constexpr int kMaxIndexWidth = 256;  // most of nsa.d_index
-constexpr int kScoreColumns = 16;    // lists whose scores share rows of kScoreStride
+constexpr int kListWarps = 32;       // most warps that choose the blocks of a list
+constexpr int kWarpBlocks = 64;      // blocks from which on a list's warp shares them with others
+constexpr int kMostShared = 64;      // most slots whose candidates are shared
 
 template <class T>
 struct IndexDecode {
@@ -25,50 +29,141 @@ struct IndexDecode {
   int every;      // tokens that share a list
   int blocks;     // candidates at most
   float scale;    // 1 / sqrt(di)
-  float* scores;  // [ceil(B * Hkv / kScoreColumns), blocks, kScoreStride]
+  float* scores;  // [B, Hkv, blocks]
 
   __device__ SelectionRule<int> rule(int b) const { return {position[b], l_sel, n_sel, init_blocks, local_blocks}; }
   // Whether the new token selects; else it shares the last step's list.
   __device__ bool selects(int b) const { return position[b] % every == 0; }
-  // Scores of the list of sequence b and group g, spaced by kScoreStride.
-  __device__ float* list_scores(int b, int g) const {
-    const int list = b * groups + g;
-    return scores + int64_t{list / kScoreColumns} * blocks * kScoreStride + list % kScoreColumns;
-  }
+  __device__ float* list_scores(int b, int g) const { return scores + (int64_t{b} * groups + g) * blocks; }
 };
 
-// Candidates are complete blocks, so all their tokens are visible.
-template <class T>
+// Candidates are complete blocks, so all their tokens are visible. A warp scores block j for the groups g0, g0 + 1, ...
+// kLanes lanes share a key, with kLanes * kWidth elements; 0: any width, and keys without whole vectors.
+template <class T, int kGroups, int kLanes>
 __global__ void __launch_bounds__(kScoreThreads) index_scores_kernel(IndexDecode<T> a) {
+  constexpr int kWidth = kLanes > 0 ? kVector<T> : 1, kKeyLanes = kLanes > 0 ? kLanes : 8, kKeys = 32 / kKeyLanes;
   pdl_wait();
-  __shared__ float q[kMaxIndexWidth];
-  const int g = blockIdx.y, b = blockIdx.z, lane = threadIdx.x % 32;
+  const int g0 = static_cast<int>(blockIdx.y) * kGroups, b = blockIdx.z, lane = threadIdx.x % 32;
   const SelectionRule<int> rule = a.rule(b);
-  const int first = rule.init_end + static_cast<int>(blockIdx.x) * kScoreWarps, j = first + threadIdx.x / 32;
-  if (!a.selects(b) || rule.lists_all() || first >= rule.candidate_end) return;
-  const T* const row = a.q.row(b, 0, g);
-  for (int i = threadIdx.x; i < a.di; i += kScoreThreads) q[i] = to_float(row[i]) * a.scale;
-  __syncthreads();
-  if (j >= rule.candidate_end) return;
-  float best = -INFINITY;
+  const int j = rule.init_end + static_cast<int>(blockIdx.x) * kScoreWarps + static_cast<int>(threadIdx.x) / 32;
+  if (!a.selects(b) || rule.lists_all() || j >= rule.candidate_end) return;
+  const int element = lane % kKeyLanes * kWidth;
+  const auto key_of = [&](int i) {  // a block's last token may come again
+    return a.k.row(b, j * a.l_sel + min(i + lane / kKeyLanes, a.l_sel - 1), 0) + element;
+  };
+  const T* queries[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) queries[g] = a.q.row(b, 0, min(g0 + g, a.groups - 1)) + element;
+  float best[kGroups];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) best[g] = -INFINITY;
+  const auto see = [&](float(&sum)[kGroups]) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) best[g] = fmaxf(best[g], warp_sum<kKeyLanes>(sum[g]) * a.scale);
+  };
+  if constexpr (kLanes > 0) {
+    float q[kGroups][kWidth];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) load_vector<kWidth>(q[g], queries[g]);
+#pragma unroll 1
+    for (int i0 = 0; i0 < a.l_sel; i0 += kKeys * kScoreBatch) {
+      uint4 keys[kScoreBatch];
+#pragma unroll
+      for (int u = 0; u < kScoreBatch; ++u) keys[u] = *reinterpret_cast<const uint4*>(key_of(i0 + u * kKeys));
+#pragma unroll
+      for (int u = 0; u < kScoreBatch; ++u) {
+        float k[kWidth], sum[kGroups] = {};
+        as_floats<T>(k, keys[u]);
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+          for (int e = 0; e < kWidth; ++e) sum[g] = fmaf(q[g][e], k[e], sum[g]);
+        see(sum);
+      }
+    }
+  } else {
 #pragma unroll 4
-  for (int i = lane / kKeyLanes; i - lane / kKeyLanes < a.l_sel; i += 32 / kKeyLanes) {
-    const T* const key = a.k.row(b, j * a.l_sel + min(i, a.l_sel - 1), 0);  // a block's last token may come again
-    float s = 0;
-    for (int d = lane % kKeyLanes; d < a.di; d += kKeyLanes) s = fmaf(q[d], to_float(key[d]), s);
-    best = fmaxf(best, warp_sum<kKeyLanes>(s));
+    for (int i = 0; i < a.l_sel; i += kKeys) {
+      const T* const key = key_of(i);
+      float sum[kGroups] = {};
+      for (int d = 0; d + element < a.di; d += kKeyLanes)
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) sum[g] = fmaf(to_float(queries[g][d]), to_float(key[d]), sum[g]);
+      see(sum);
+    }
   }
-  best = warp_max(best);
-  if (lane == 0) a.list_scores(b, g)[j * kScoreStride] = best;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    best[g] = warp_max(best[g]);
+    if (lane == 0 && g0 + g < a.groups) a.list_scores(b, g0 + g)[j] = best[g];
+  }
 }
 
-template <class T>
-__global__ void __launch_bounds__(32) index_lists_kernel(IndexDecode<T> a) {
+// What a list's warps share: the best blocks of each warp's share, in ascending order, and their scores.
+template <int kWarps>
+struct SharedBest {
+  int32_t blocks[kWarps * kMostShared], chosen[kMostShared];
+  float scores[kWarps * kMostShared];
+};
+
+// The list of sequence blockIdx.y and group blockIdx.x.
+template <class T, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps) index_lists_kernel(IndexDecode<T> a) {
   pdl_wait();
-  __shared__ Candidate collected[kCandidates];
-  const int g = blockIdx.x, b = blockIdx.y;
+  __shared__ Candidate collected[kWarps][kCandidates];
+  const int g = blockIdx.x, b = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (!a.selects(b)) return;
-  write_list<SignedOrder>(a.lists.row(b, 0, g), a.n_sel, a.list_scores(b, g), a.rule(b), 0, collected);
+  const SelectionRule<int> rule = a.rule(b);
+  const float* const scores = a.list_scores(b, g);
+  int32_t* const list = a.lists.row(b, 0, g);
+  if constexpr (kWarps > 1) {
+    __shared__ SharedBest<kWarps> best;
+    if (!rule.lists_all() && rule.slots > 0 && rule.slots <= kMostShared && rule.candidates() > kWarpBlocks) {
+      const int share = max(kWarpBlocks, ceil_div(rule.candidates(), kWarps));
+      int place = 0, all = 0;  // where the warp's best begin, how many all warps have
+#pragma unroll 1
+      for (int w = 0; w < kWarps; ++w) {
+        if (w == warp) place = all;
+        all += max(0, min(rule.slots, min(share, rule.candidates() - w * share)));
+      }
+      SelectionRule<int> own = rule;
+      own.init_end += warp * share;
+      own.candidate_end = min(rule.candidate_end, own.init_end + share);
+      const int count = max(0, min(rule.slots, own.candidates()));
+      if (own.lists_all()) {
+        for (int i = lane; i < count; i += 32) best.blocks[place + i] = own.init_end + i;
+      } else {
+        write_slots<SignedOrder, 1>(best.blocks + place, scores, own, 0, collected[warp]);
+      }
+      __syncwarp();
+      for (int i = lane; i < count; i += 32) best.scores[place + i] = scores[best.blocks[place + i]];
+      __syncthreads();
+      if (warp > 0) return;
+      SelectionRule<int> merged = rule;  // among places in `best` instead of blocks
+      merged.init_end = 0, merged.candidate_end = all;
+      write_list_by(list, a.n_sel, rule, 0, [&](int32_t* to) {
+        write_slots<SignedOrder, 1>(best.chosen, best.scores, merged, 0, collected[0]);
+        __syncwarp();
+        for (int i = lane; i < rule.slots; i += 32) to[i] = best.blocks[best.chosen[i]];
+      });
+      return;
+    }
+  }
+  if (warp == 0) write_list<SignedOrder, 1>(list, a.n_sel, scores, rule, 0, collected[0]);
+}
+
+template <class T, int kGroups>
+void launch_scores(Context& ctx, const IndexDecode<T>& a, int64_t B, bool vectors) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.blocks, kScoreWarps)),
+                  static_cast<unsigned>(ceil_div(a.groups, kGroups)), static_cast<unsigned>(B));
+  const auto run = [&](auto* kernel) {
+    launch_pdl(ctx, "index_decode scores", kernel, grid, dim3(kScoreThreads), 0, a);
+  };
+  const int lanes = vectors && a.di % kVector<T> == 0 ? a.di / kVector<T> : 0;
+  if (lanes == 4) return run(index_scores_kernel<T, kGroups, 4>);
+  if (lanes == 8) return run(index_scores_kernel<T, kGroups, 8>);
+  if (lanes == 16) return run(index_scores_kernel<T, kGroups, 16>);
+  run(index_scores_kernel<T, kGroups, 0>);
 }
 
 template <class T>
@@ -79,7 +174,6 @@ void write_lists(Context& ctx, const Tensor& lists, const ConstTensor& iq, const
   TRIAD_CHECK(iq.size(3) <= kMaxIndexWidth, "index_decode: rows of {}, at most {} on a GPU", iq.size(3),
               kMaxIndexWidth);
   Scratch::Scope scope(ctx.scratch);
-  const int64_t rows = ceil_div(B * groups, kScoreColumns) * std::max<int64_t>(blocks, 1);
   const IndexDecode<T> a{.q = bthd<T>(iq),
                          .k = bthd<T>(ik),
                          .lists = bthd<int32_t>(lists),
@@ -93,12 +187,13 @@ void write_lists(Context& ctx, const Tensor& lists, const ConstTensor& iq, const
                          .every = as_int(o.every),
                          .blocks = as_int(blocks),
                          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(iq.size(3)))),
-                         .scores = alloc_floats(scope, rows * kScoreStride, "index scores")};
-  const unsigned ctas = static_cast<unsigned>(ceil_div(blocks, kScoreWarps)), g = static_cast<unsigned>(groups),
-                 b = static_cast<unsigned>(B);
-  if (ctas > 0)
-    launch_pdl(ctx, "index_decode scores", index_scores_kernel<T>, dim3(ctas, g, b), dim3(kScoreThreads), 0, a);
-  launch_pdl(ctx, "index_decode", index_lists_kernel<T>, dim3(g, b), dim3(32), 0, a);
+                         .scores = alloc_floats(scope, B * groups * std::max<int64_t>(blocks, 1), "index scores")};
+  const bool vectors = has_vectors(iq, kVector<T>) && has_vectors(ik, kVector<T>);
+  if (blocks > 0) groups == 1 ? launch_scores<T, 1>(ctx, a, B, vectors) : launch_scores<T, 2>(ctx, a, B, vectors);
+  const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>(B));
+  const bool shared = blocks > 4 * kWarpBlocks;
+  launch_pdl(ctx, "index_decode", shared ? index_lists_kernel<T, kListWarps> : index_lists_kernel<T, 1>, grid,
+             dim3(32 * (shared ? kListWarps : 1)), 0, a);
 }
 
 // ---- attention ----

@@ -8,9 +8,9 @@
 namespace triad::cuda {
 namespace {
 
-// Scores are stored as [block][token], for 16 tokens. kScoreStride is the distance between a token's scores for
-// neighbouring blocks. It is 17, not 16, so that a warp reads one token's scores for 32 blocks without bank conflicts.
-// Accesses to several tokens and several blocks have two-lane conflicts.
+// Scores are stored as [block][token], for 16 tokens, unless a caller's kStride says otherwise. kScoreStride is the
+// distance between a token's scores for neighbouring blocks. It is 17, not 16, so that a warp reads one token's scores
+// for 32 blocks without bank conflicts. Accesses to several tokens and several blocks have two-lane conflicts.
 constexpr int kScoreStride = 17;
 
 // How scores are mapped to integers that have their order: of(score) maps one, kHighestBit is the integers' highest
@@ -30,19 +30,19 @@ struct SignedOrder {
 };
 
 // Returns block j's score, mapped by Order, or 0 if j is after the last candidate.
-template <class Order>
+template <class Order, int kStride>
 __device__ __forceinline__ unsigned order_at(const float* scores, const SelectionRule<int>& rule, int j) {
-  return j < rule.candidate_end ? Order::of(scores[j * kScoreStride]) : 0;
+  return j < rule.candidate_end ? Order::of(scores[j * kStride]) : 0;
 }
 
 // Returns this lane's highest candidate score, mapped by Order, or 0 if the lane has none. Lane i has every 32nd
 // candidate, beginning with number i.
-template <class Order>
+template <class Order, int kStride>
 __device__ __forceinline__ unsigned highest_of_lane(const float* scores, const SelectionRule<int>& rule) {
   unsigned highest = 0;
 #pragma unroll 4
   for (int j = rule.init_end + static_cast<int>(threadIdx.x % 32); j < rule.candidate_end; j += 32)
-    highest = max(highest, Order::of(scores[j * kScoreStride]));
+    highest = max(highest, Order::of(scores[j * kStride]));
   return highest;
 }
 
@@ -61,10 +61,10 @@ constexpr int kMostCollectedSlots = 24;
 // candidates score the bound or more. The warp copies all such candidates to `collected`, and then removes those with
 // the lowest scores until rule.slots candidates are left. If there are more than kCandidates such candidates, the
 // function writes nothing and returns false.
-//   scores      the token's score for each block, spaced by kScoreStride floats
+//   scores      the token's score for each block, spaced by kStride floats
 //   highest     highest_of_lane()'s result in this lane
 //   collected   this warp's shared memory for kCandidates candidates
-template <class Order>
+template <class Order, int kStride>
 __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, const SelectionRule<int>& rule,
                                            int first_block, unsigned highest, Candidate* collected) {
   constexpr unsigned kNone = ~0u;  // above all scores
@@ -83,7 +83,7 @@ __device__ __forceinline__ bool write_best(int32_t* list, const float* scores, c
 #pragma unroll 2
   for (int j0 = rule.init_end; j0 < rule.candidate_end; j0 += 32) {
     const int j = j0 + lane;
-    const unsigned score = order_at<Order>(scores, rule, j);
+    const unsigned score = order_at<Order, kStride>(scores, rule, j);
     const bool take = j < rule.candidate_end && score >= bound;
     const unsigned taken = __ballot_sync(kFullWarp, take);
     const int at = count + __popc(taken & lower_lanes);
@@ -138,7 +138,7 @@ struct Cut {
 //   above   is the number of candidates that reach `high`.
 // The loop ends early if exactly rule.slots candidates reach `low`. The argument `highest` is highest_of_lane()'s
 // result in this lane.
-template <class Order>
+template <class Order, int kStride>
 __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, unsigned highest) {
   const int lane = threadIdx.x % 32;
   unsigned high = __reduce_max_sync(kFullWarp, highest) + 1;
@@ -151,7 +151,7 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, uns
     int count = 0;
 #pragma unroll 4
     for (int j = rule.init_end + lane; j < rule.candidate_end; j += 32)
-      count += Order::of(scores[j * kScoreStride]) >= bound;
+      count += Order::of(scores[j * kStride]) >= bound;
     count = __reduce_add_sync(kFullWarp, count);
     if (count >= rule.slots)
       low = bound;
@@ -162,19 +162,18 @@ __device__ Cut find_cut(const float* scores, const SelectionRule<int>& rule, uns
   return {low, rule.slots - above};
 }
 
-// One warp appends the candidates within the cut to a list with `listed` entries, in ascending block order, and returns
-// the new entry count.
-template <class Order>
-__device__ int write_within_cut(int32_t* list, int listed, const float* scores, const SelectionRule<int>& rule,
-                                int first_block, const Cut& cut) {
+// One warp writes the candidates within the cut to `list`, in ascending block order.
+template <class Order, int kStride>
+__device__ void write_within_cut(int32_t* list, const float* scores, const SelectionRule<int>& rule, int first_block,
+                                 const Cut& cut) {
   const int lane = threadIdx.x % 32;
   const unsigned lower_lanes = (1u << lane) - 1;
-  const int end = listed + rule.slots;
-  int equals = 0;  // entries so far whose score equals the threshold
-  for (int j0 = rule.init_end; j0 < rule.candidate_end && listed < end; j0 += 32) {
+  int listed = 0;  // entries so far
+  int equals = 0;  // those whose score equals the threshold
+  for (int j0 = rule.init_end; j0 < rule.candidate_end && listed < rule.slots; j0 += 32) {
     const int j = j0 + lane;
     const bool exists = j < rule.candidate_end;
-    const unsigned score = order_at<Order>(scores, rule, j);
+    const unsigned score = order_at<Order, kStride>(scores, rule, j);
     const bool equal = exists && score == cut.threshold;
     bool take = exists && score > cut.threshold;
     if (!__any_sync(kFullWarp, take || equal)) continue;
@@ -185,17 +184,23 @@ __device__ int write_within_cut(int32_t* list, int listed, const float* scores, 
     if (take) list[listed + __popc(taken & lower_lanes)] = first_block + j;
     listed += __popc(taken);
   }
-  return listed;
 }
 
-// One warp writes one token's list: in ascending order, the forced blocks' and the best candidates' ids, and then -1.
-// The document's block j has the id first_block + j.
-//   list, n     the list and its length
-//   scores      the token's score for each block, spaced by kScoreStride floats
-//   collected   this warp's shared memory for kCandidates candidates
-template <class Order>
-__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block,
-                           Candidate* collected) {
+// One warp writes the rule.slots (>= 1) best of the candidates, which are more, to `list`, in ascending block order.
+template <class Order, int kStride>
+__device__ void write_slots(int32_t* list, const float* scores, const SelectionRule<int>& rule, int first_block,
+                            Candidate* collected) {
+  const unsigned highest = highest_of_lane<Order, kStride>(scores, rule);
+  if (rule.slots > kMostCollectedSlots ||
+      !write_best<Order, kStride>(list, scores, rule, first_block, highest, collected))
+    write_within_cut<Order, kStride>(list, scores, rule, first_block, find_cut<Order, kStride>(scores, rule, highest));
+}
+
+// One warp writes one token's list with n entries: in ascending order, the forced blocks' and the best candidates' ids,
+// and then -1. The document's block j has the id first_block + j. choose(to) writes the ids of the rule.slots best
+// candidates to `to`, where there are more.
+template <class Choose>
+__device__ void write_list_by(int32_t* list, int n, const SelectionRule<int>& rule, int first_block, Choose&& choose) {
   const int lane = threadIdx.x % 32;
   int listed = 0;  // entries written so far
   const auto write_all = [&](int begin, int end) {
@@ -207,16 +212,21 @@ __device__ void write_list(int32_t* list, int n, const float* scores, const Sele
   if (rule.lists_all()) {
     write_all(rule.init_end, rule.candidate_end);
   } else if (rule.slots > 0) {
-    const unsigned highest = highest_of_lane<Order>(scores, rule);
-    if (rule.slots <= kMostCollectedSlots &&
-        write_best<Order>(list + listed, scores, rule, first_block, highest, collected)) {
-      listed += rule.slots;
-    } else {
-      listed = write_within_cut<Order>(list, listed, scores, rule, first_block, find_cut<Order>(scores, rule, highest));
-    }
+    choose(list + listed);
+    listed += rule.slots;
   }
   write_all(rule.local_begin, rule.current + 1);
   for (int i = listed + lane; i < n; i += 32) list[i] = -1;
+}
+
+// The same by the scores of all blocks.
+//   scores      the token's score for each block, spaced by kStride floats
+//   collected   this warp's shared memory for kCandidates candidates
+template <class Order, int kStride = kScoreStride>
+__device__ void write_list(int32_t* list, int n, const float* scores, const SelectionRule<int>& rule, int first_block,
+                           Candidate* collected) {
+  write_list_by(list, n, rule, first_block,
+                [&](int32_t* to) { write_slots<Order, kStride>(to, scores, rule, first_block, collected); });
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kCombineThreads = 512;
 inline constexpr int kClusterCtas = 8;   // CTAs of a cluster, which share a (sequence, group)
+inline constexpr int kWideClusterCtas = 16;  // the same for long caches
 inline constexpr int kMaxSelected = 64;  // most blocks in a selected-block list (n_sel)
 inline constexpr int kMaxHeads = 32;     // most query heads per group (G)
 
@@ -53,7 +54,7 @@ struct Decode : DecodeArgs<T, 3> {
   int tile_blocks;  // blocks that the selection scores at a time
   float* scores;    // [B,Hq,rows[0]]: the compressed branch's scores, times log2(e)
   float* gate;      // [3,B,Hkv]: each branch's factor in the output
-  uint64_t* best;   // [B,Hkv,kClusterCtas,n_sel]: best blocks in each CTA's share of the candidates
+  uint64_t* best;   // [B,Hkv,CTAs of a cluster,n_sel]: best blocks in each CTA's share of the candidates
 
   static __host__ __device__ int chunk_of(int branch) { return branch == 1 ? kSelectedChunk : kBranchChunk; }
   // The lists that are there before the token at position `at` attends; null: the compressed branch selects.

@@ -1,7 +1,7 @@
 // NSA's attention for one new token per sequence in bf16, with heads of 64 or 128, as one kernel on tensor cores
 // (decode/decode_mma.cuh): one CTA for each (sequence, group), so that nothing is split and no partial sums pass
-// through memory. Of few sequences on Hopper, whose CTAs would leave most of the card idle, the 8 CTAs of a cluster
-// share each branch's tiles and then the outputs. A CTA computes:
+// through memory. Of few sequences on Hopper, whose CTAs would leave most of the card idle, the 8 CTAs of a cluster, 16
+// where caches are long, share each branch's tiles and then the outputs. A CTA computes:
 //   1. the compressed branch, whose scores it stores for the selection, while the window's rows begin to come to L2;
 //   2. the gate, and the heads' log-sum-exp;
 //   3. the selection (decode/decode_select.cuh);
@@ -24,6 +24,7 @@ namespace {
 using bf16 = __nv_bfloat16;
 constexpr int kWideSequences = 64, kWideGroups = 4;  // most sequences, and groups, for which a CTA has 16 warps
 constexpr int kMostClusters = 14;                    // more of 8 CTAs, each alone on its SM, do not run at once
+constexpr int kLongCache = 8192;                     // compressed keys from which on a cluster has 16 CTAs
 
 // Where the parts of a CTA's shared memory begin, in bytes: the warps' sums of the compressed and then the selected
 // branch, those of the window branch, the CTA's totals, the gate and the selection.
@@ -90,12 +91,12 @@ __device__ void request_rows(const bf16* rows, int64_t stride, int count) {
     prefetch_l2(rows + i / (kWidth / kLine) * stride + i % (kWidth / kLine) * kLine);
 }
 
-// blockIdx.x: the CTA's place in its cluster. kCluster: the cluster has several CTAs, which share the tiles and then
-// the outputs.
-template <int kDk, int kDv, int kWarps, bool kCluster>
+// blockIdx.x: the CTA's place in its cluster of kCtas, which share the tiles and then the outputs.
+template <int kDk, int kDv, int kWarps, int kCtas>
 __global__ void __launch_bounds__(32 * kWarps, kDk + kDv <= 128 ? 16 / kWarps : 1)
     decode_many_kernel(Decode<bf16> a, GateMlp<bf16> mlp, GateKernelOptions gate_options) {
-  constexpr int kThreads = 32 * kWarps, kCtas = kCluster ? kClusterCtas : 1;
+  constexpr int kThreads = 32 * kWarps;
+  constexpr bool kCluster = kCtas > 1;
   const int cta = kCluster ? static_cast<int>(blockIdx.x) : 0;
   unsigned char* const shared = dynamic_shared();
   const ManyLayout<kDv, kWarps> layout(a, gate_options.computed() ? GateMemory<bf16, true>::floats(mlp) : 0);
@@ -182,16 +183,18 @@ __global__ void __launch_bounds__(32 * kWarps, kDk + kDv <= 128 ? 16 / kWarps : 
   if (kCluster) sync_cluster();  // a CTA's shared memory lasts until all CTAs have read it
 }
 
-template <int kDk, int kDv, int kWarps, bool kCluster = false>
+template <int kDk, int kDv, int kWarps, int kCtas = 1>
 bool launch_for(Context& ctx, Decode<bf16> a, const GateMlp<bf16>& mlp, const GateKernelOptions& gate) {
   a.tile_blocks = tile_blocks(a.l_sel, a.d, std::min(32 * kWarps - kMaxSelected, ceil_div(a.rows[1], a.l_sel)));
   const ManyLayout<kDv, kWarps> layout(a, gate.computed() ? GateMemory<bf16, true>::floats(mlp) : 0);
-  if (layout.size > shared_limits(ctx).cta_bytes || (kCluster && kClusterCtas * a.n_sel > 32 * kWarps)) return false;
-  const dim3 grid(kCluster ? kClusterCtas : 1, static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B));
-  const auto kernel = decode_many_kernel<kDk, kDv, kWarps, kCluster>;
+  if (layout.size > shared_limits(ctx).cta_bytes || (kCtas > 1 && kCtas * a.n_sel > 32 * kWarps)) return false;
+  const dim3 grid(kCtas, static_cast<unsigned>(a.Hkv), static_cast<unsigned>(a.B));
+  const auto kernel = decode_many_kernel<kDk, kDv, kWarps, kCtas>;
   const dim3 block(32 * kWarps);
   const size_t bytes = static_cast<size_t>(layout.size);
-  if constexpr (kCluster)
+  if (kCtas > kClusterCtas && !ctx.planning && most_clusters(ctx, kernel, kCtas, block, bytes) < a.B * a.Hkv)
+    return false;
+  if constexpr (kCtas > 1)
     launch_cluster_pdl(ctx, "nsa_decode cluster", kernel, grid, block, bytes, a, mlp, gate);
   else
     launch_pdl(ctx, "nsa_decode many", kernel, grid, block, bytes, a, mlp, gate);
@@ -207,8 +210,11 @@ bool launch_many(Context& ctx, const Decode<bf16>& a, bool vectors, const GateMl
   if (!heads_of_64 && !heads_of_128) return false;
   if (a.B <= kFewSequences && !ctx.may_use_sm90()) return false;
   if (a.B <= kFewSequences && a.B * a.Hkv <= kMostClusters) {
-    return heads_of_64 ? launch_for<64, 64, 16, true>(ctx, a, mlp, gate)
-                       : launch_for<128, 128, 8, true>(ctx, a, mlp, gate);
+    if (a.rows[0] >= kLongCache && (heads_of_64 ? launch_for<64, 64, 16, kWideClusterCtas>(ctx, a, mlp, gate)
+                                                : launch_for<128, 128, 8, kWideClusterCtas>(ctx, a, mlp, gate)))
+      return true;
+    return heads_of_64 ? launch_for<64, 64, 16, kClusterCtas>(ctx, a, mlp, gate)
+                       : launch_for<128, 128, 8, kClusterCtas>(ctx, a, mlp, gate);
   }
   if (heads_of_128) return launch_for<128, 128, 8>(ctx, a, mlp, gate);
   const bool wide = a.B <= kWideSequences && a.Hkv <= kWideGroups;

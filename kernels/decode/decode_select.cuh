@@ -1,7 +1,8 @@
 // Block selection for one new token, by a CTA: scores for blocks, the best among many, and the list.
 //
-// To find the best n among a few hundred candidates, each candidate counts the greater ones. With 128 candidates that
-// is 32 comparisons in each of 512 threads, without a barrier between them; n searches for the maximum were slower.
+// To find the best n among a hundred candidates, each candidate counts the greater ones. With 128 candidates that is 32
+// comparisons in each of 512 threads, without a barrier between them; n searches for the maximum were slower. Of more
+// candidates each warp first keeps the best n of its own 32.
 #pragma once
 #include "kernels/decode/decode.cuh"
 #include "kernels/nsa/selection_rule.h"
@@ -87,10 +88,27 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory<kThreads>& memory,
   __syncthreads();
 }
 
+// Keeps the `most` greatest of each 32 candidates in memory.candidates [0, n), and returns how many entries they have.
+template <int kThreads>
+__device__ int best_of_warps(SelectMemory<kThreads>& memory, int n, int most) {
+  const int i = threadIdx.x, first = i / 32 * 32, end = min(n, first + 32), to = i / 32 * most;
+  const uint64_t mine = i < n ? memory.candidates[i] : 0;
+  int before = 0;
+#pragma unroll 8
+  for (int j = first; j < end; ++j) before += memory.candidates[j] > mine;
+  __syncthreads();
+  if (first < n && i % 32 < most) memory.candidates[to + i % 32] = 0;
+  __syncwarp();
+  if (mine != 0 && before < most) memory.candidates[to + before] = mine;
+  __syncthreads();
+  return ceil_div(n, 32) * most;
+}
+
 // memory.best = the `most` greatest candidates in memory.candidates [0, n), in descending order; all if n < `most`. A 0
 // candidate is an empty entry.
 template <int kThreads>
 __device__ __noinline__ void best_of(SelectMemory<kThreads>& memory, int n, int most) {
+  if (n > kThreads / 4 && most <= 16) n = best_of_warps(memory, n, most);
   // Lanes per candidate.
   const int lanes = n > kThreads / 2 ? 1 : n > kThreads / 4 ? 2 : n > kThreads / 8 ? 4 : n > kThreads / 16 ? 8 : 16;
   const int i = threadIdx.x / lanes, part = threadIdx.x % lanes;
@@ -121,22 +139,23 @@ __device__ int select_range(const Decode<T>& a, const ListPlan& plan, SelectMemo
   return kept;
 }
 
-// Writes to a.best the best blocks in this CTA's share of the candidates. memory.lse must be there.
+// Writes to a.best the best blocks in this CTA's share of the candidates, which the CTAs along x have. memory.lse must be
+// there.
 template <int kThreads, class T>
 __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMemory<kThreads>& memory, int b, int g,
                              int at) {
-  const int share = ceil_div(plan.candidate_end - plan.init_end, kClusterCtas);
+  const int share = ceil_div(plan.candidates(), static_cast<int>(gridDim.x));
   const int begin = plan.init_end + static_cast<int>(blockIdx.x) * share, end = min(plan.candidate_end, begin + share);
   const int kept = select_range(a, plan, memory, b, g, at, begin, end);
-  uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * kClusterCtas + blockIdx.x) * a.n_sel;
+  uint64_t* const best = a.best + ((int64_t{b} * a.Hkv + g) * gridDim.x + blockIdx.x) * a.n_sel;
   if (const int r = threadIdx.x; r < plan.free) best[r] = r < kept ? memory.best[r] : 0;
 }
 
 // memory.best = the best blocks in all shares. There are as many threads as blocks in the shares.
 template <int kThreads, class T>
 __device__ void merge_shares(const Decode<T>& a, const ListPlan& plan, SelectMemory<kThreads>& memory, int b, int g) {
-  const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * kClusterCtas * a.n_sel;
-  const int n = kClusterCtas * plan.free;
+  const uint64_t* const best = a.best + (int64_t{b} * a.Hkv + g) * gridDim.x * a.n_sel;
+  const int n = static_cast<int>(gridDim.x) * plan.free;
   if (const int r = threadIdx.x; r < n) memory.candidates[r] = __ldcg(best + r / plan.free * a.n_sel + r % plan.free);
   __syncthreads();
   best_of(memory, n, plan.free);

@@ -174,6 +174,10 @@ std::vector<OpCase> decode_cases() {
       decode_case("20000_l'16_shared", {2, 20000, 4, 2, 64, 64}, {19990, 5000}, config(8, 8, 16, 12, 60)),
       decode_case("9000_128_shared", {2, 9000, 8, 2, 128, 128}, {8999, 2300}, config(16, 16, 16, 16, 90)),
       decode_case("9000_128_n40", {1, 9000, 4, 1, 128, 128}, {8999}, config(16, 16, 16, 40, 90)),
+      // More than 8192 compressed keys: clusters of 16 CTAs, if the lists are short enough.
+      decode_case("20000_long", {2, 20000, 12, 2, 64, 64}, {19990, 3000}, config(2, 2, 16, 12, 60)),
+      decode_case("17000_128_long", {1, 17000, 8, 2, 128, 128}, {16999}, config(2, 2, 16, 16, 90)),
+      decode_case("17000_long_n64", {1, 17000, 4, 1, 64, 64}, {16999}, config(2, 2, 16, 64, 90)),
       // Many groups, more than 8 sequences, and more than 64: in bf16 one CTA for each sequence and group.
       decode_case("5_sequences_4_groups", {5, 700, 8, 4, 64, 64}, spread(5, 700), config(32, 16, 64, 5, 100)),
       decode_case("9_sequences_G6", {9, 700, 12, 2, 64, 64}, spread(9, 700), config(32, 16, 64, 5, 100)),

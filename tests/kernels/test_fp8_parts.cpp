@@ -15,7 +15,7 @@ namespace {
 template <class T>
 void check_parts(Device device, int64_t N) {
   constexpr int64_t C = kFusedCastColumns + 16;
-  Lab lab(device, int64_t{280} << 20, int64_t{34} << 20);
+  Lab lab(device, int64_t{320} << 20, int64_t{34} << 20);
   Context& ctx = lab.ctx();
   const auto filled = [&](int64_t columns) {
     const Tensor t = lab.alloc(dtype_of<T>, {N, columns});

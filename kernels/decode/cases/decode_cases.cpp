@@ -161,6 +161,8 @@ std::vector<OpCase> decode_cases() {
       decode_case("uniform", {1, 300, 6, 1, 64, 64}, {250}, config(32, 16, 64, 4, 70, {.uniform = true})),
       decode_case("ties", {3, 1300, 6, 2, 64, 64}, {1299, 700, 60}, config(32, 16, 32, 9, 40), false, 0),
       decode_case("5000_blocks", {1, 20000, 3, 1, 16, 16}, {19990}, config(4, 2, 4, 13, 30)),
+      // A key scores four blocks, so the best are neighbours, which a warp compares.
+      decode_case("20000_best_side_by_side", {2, 20000, 4, 2, 64, 64}, {19990, 12345}, config(64, 16, 16, 6, 30)),
       decode_case("64_listed", {1, 9000, 4, 2, 32, 32}, {8999}, config(32, 16, 64, 64, 90)),
       any_card_case(decode_case("700_G6", {2, 700, 12, 2, 64, 64}, {640, 699}, config(32, 16, 64, 5, 100))),
       any_card_case(decode_case("3000_G16_n16", {1, 3000, 16, 1, 64, 64}, {2999}, config(32, 16, 64, 16, 512))),

@@ -98,8 +98,8 @@ void decode(Context& ctx, const Tensor& out, const DecodeIn& in, const GateWeigh
   a.scores = alloc_floats(scope, int64_t{a.B} * a.Hq * a.rows[0], "scores");
   alloc_partials(scope, a);
   a.gate = alloc_floats(scope, 3 * groups, "gate");
-  a.best =
-      reinterpret_cast<uint64_t*>(alloc_floats(scope, groups * kWideClusterCtas * a.n_sel * 2, "best blocks of shares"));
+  a.best = reinterpret_cast<uint64_t*>(
+      alloc_floats(scope, groups * kWideClusterCtas * a.n_sel * 2, "best blocks of shares"));
   const GateMlp<T> mlp = gate_mlp<T>(gate);
   const GateKernelOptions options = {static_cast<int>(c.gate.force), c.gate.uniform, c.gate.kind == GateKind::softmax,
                                      static_cast<float>(1.0 / c.gate.temperature)};

@@ -20,10 +20,10 @@ inline constexpr int kSelectedChunk = 128;  // keys per CTA in the selected bran
 inline constexpr int kBranchThreads = 256;
 inline constexpr int kSelectThreads = 512;
 inline constexpr int kCombineThreads = 512;
-inline constexpr int kClusterCtas = 8;   // CTAs of a cluster, which share a (sequence, group)
+inline constexpr int kClusterCtas = 8;       // CTAs of a cluster, which share a (sequence, group)
 inline constexpr int kWideClusterCtas = 16;  // the same for long caches
-inline constexpr int kMaxSelected = 64;  // most blocks in a selected-block list (n_sel)
-inline constexpr int kMaxHeads = 32;     // most query heads per group (G)
+inline constexpr int kMaxSelected = 64;      // most blocks in a selected-block list (n_sel)
+inline constexpr int kMaxHeads = 32;         // most query heads per group (G)
 
 // The arguments that NSA and dense attention share. Arrays are indexed by branch.
 template <class T, int kBranches_>

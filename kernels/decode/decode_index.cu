@@ -1,8 +1,8 @@
 // Decoding with a taught index: the new token's lists, and attention with one softmax over the listed blocks. Warps
 // score the candidate blocks, one each, for several groups at once, since all groups have the same keys. A CTA writes
-// the list of each (sequence, group): each of its warps chooses the best of a share of the blocks, and the first warp
-// those of all shares. Attention has 64 listed keys a CTA, and the combination of decode/decode.cuh. As there, grids
-// depend on the cache's capacity alone.
+// the list of each (sequence, group). Of many candidates each of its warps chooses the best of a share, and the first
+// warp those of all shares. Attention has 64 listed keys a CTA, and the combination of decode/decode.cuh. As there,
+// grids depend on the cache's capacity alone.
 #include <algorithm>
 
 #include "kernels/decode/decode_mma.cuh"
@@ -14,11 +14,10 @@ namespace {
 // ---- lists ----
 
 constexpr int kScoreThreads = 256, kScoreWarps = kScoreThreads / 32;
-constexpr int kScoreBatch = 8;       // keys that a lane loads before it uses the first
-constexpr int kMaxIndexWidth = 256;  // most of nsa.d_index
-constexpr int kListWarps = 32;       // most warps that choose the blocks of a list
-constexpr int kWarpBlocks = 64;      // blocks from which on a list's warp shares them with others
-constexpr int kMostShared = 64;      // most slots whose candidates are shared
+constexpr int kScoreBatch = 8;   // keys that a lane loads before it uses the first
+constexpr int kListWarps = 32;   // warps that choose the blocks of a list
+constexpr int kLeastShare = 64;  // candidates that one warp chooses from alone
+constexpr int kMostSharedSlots = 64;
 
 template <class T>
 struct IndexDecode {
@@ -99,11 +98,12 @@ __global__ void __launch_bounds__(kScoreThreads) index_scores_kernel(IndexDecode
   }
 }
 
-// What a list's warps share: the best blocks of each warp's share, in ascending order, and their scores.
+// What a list's warps share: the best blocks of each warp's share, in ascending order, and their scores; the places of
+// the best among these.
 template <int kWarps>
 struct SharedBest {
-  int32_t blocks[kWarps * kMostShared], chosen[kMostShared];
-  float scores[kWarps * kMostShared];
+  int32_t blocks[kWarps * kMostSharedSlots], chosen[kMostSharedSlots];
+  float scores[kWarps * kMostSharedSlots];
 };
 
 // The list of sequence blockIdx.y and group blockIdx.x.
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(32 * kWarps) index_lists_kernel(IndexDecode<T>
   int32_t* const list = a.lists.row(b, 0, g);
   if constexpr (kWarps > 1) {
     __shared__ SharedBest<kWarps> best;
-    if (!rule.lists_all() && rule.slots > 0 && rule.slots <= kMostShared && rule.candidates() > kWarpBlocks) {
-      const int share = max(kWarpBlocks, ceil_div(rule.candidates(), kWarps));
+    if (!rule.lists_all() && rule.slots > 0 && rule.slots <= kMostSharedSlots && rule.candidates() > kLeastShare) {
+      const int share = max(kLeastShare, ceil_div(rule.candidates(), kWarps));
       int place = 0, all = 0;  // where the warp's best begin, how many all warps have
 #pragma unroll 1
       for (int w = 0; w < kWarps; ++w) {
@@ -159,7 +159,7 @@ void launch_scores(Context& ctx, const IndexDecode<T>& a, int64_t B, bool vector
   const auto run = [&](auto* kernel) {
     launch_pdl(ctx, "index_decode scores", kernel, grid, dim3(kScoreThreads), 0, a);
   };
-  const int lanes = vectors && a.di % kVector<T> == 0 ? a.di / kVector<T> : 0;
+  const int lanes = vectors ? a.di / kVector<T> : 0;
   if (lanes == 4) return run(index_scores_kernel<T, kGroups, 4>);
   if (lanes == 8) return run(index_scores_kernel<T, kGroups, 8>);
   if (lanes == 16) return run(index_scores_kernel<T, kGroups, 16>);
@@ -171,8 +171,6 @@ void write_lists(Context& ctx, const Tensor& lists, const ConstTensor& iq, const
                  const ConstTensor& position, const SelectOptions& o) {
   const auto as_int = [](int64_t x) { return static_cast<int>(std::min<int64_t>(x, 1 << 30)); };
   const int64_t B = iq.size(0), groups = iq.size(2), blocks = ik.size(1) / o.l_sel;
-  TRIAD_CHECK(iq.size(3) <= kMaxIndexWidth, "index_decode: rows of {}, at most {} on a GPU", iq.size(3),
-              kMaxIndexWidth);
   Scratch::Scope scope(ctx.scratch);
   const IndexDecode<T> a{.q = bthd<T>(iq),
                          .k = bthd<T>(ik),
@@ -191,7 +189,7 @@ void write_lists(Context& ctx, const Tensor& lists, const ConstTensor& iq, const
   const bool vectors = has_vectors(iq, kVector<T>) && has_vectors(ik, kVector<T>);
   if (blocks > 0) groups == 1 ? launch_scores<T, 1>(ctx, a, B, vectors) : launch_scores<T, 2>(ctx, a, B, vectors);
   const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>(B));
-  const bool shared = blocks > 4 * kWarpBlocks;
+  const bool shared = blocks > 4 * kLeastShare;  // fewer are chosen from sooner than warps meet
   launch_pdl(ctx, "index_decode", shared ? index_lists_kernel<T, kListWarps> : index_lists_kernel<T, 1>, grid,
              dim3(32 * (shared ? kListWarps : 1)), 0, a);
 }

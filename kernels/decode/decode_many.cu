@@ -24,7 +24,7 @@ namespace {
 using bf16 = __nv_bfloat16;
 constexpr int kWideSequences = 64, kWideGroups = 4;  // most sequences, and groups, for which a CTA has 16 warps
 constexpr int kMostClusters = 14;                    // more of 8 CTAs, each alone on its SM, do not run at once
-constexpr int kLongCache = 8192;                     // compressed keys from which on a cluster has 16 CTAs
+constexpr int kLongCache = 8192;                     // from this many compressed keys, a cluster has 16 CTAs
 
 // Where the parts of a CTA's shared memory begin, in bytes: the warps' sums of the compressed and then the selected
 // branch, those of the window branch, the CTA's totals, the gate and the selection.
@@ -192,7 +192,8 @@ bool launch_for(Context& ctx, Decode<bf16> a, const GateMlp<bf16>& mlp, const Ga
   const auto kernel = decode_many_kernel<kDk, kDv, kWarps, kCtas>;
   const dim3 block(32 * kWarps);
   const size_t bytes = static_cast<size_t>(layout.size);
-  if (kCtas > kClusterCtas && !ctx.planning && most_clusters(ctx, kernel, kCtas, block, bytes) < a.B * a.Hkv)
+  if (kCtas > kClusterCtas && !ctx.planning &&
+      clusters_at_once(ctx.device.index, kernel, kCtas, block.x, bytes) < a.B * a.Hkv)
     return false;
   if constexpr (kCtas > 1)
     launch_cluster_pdl(ctx, "nsa_decode cluster", kernel, grid, block, bytes, a, mlp, gate);

@@ -2,7 +2,7 @@
 //
 // To find the best n among a hundred candidates, each candidate counts the greater ones. With 128 candidates that is 32
 // comparisons in each of 512 threads, without a barrier between them; n searches for the maximum were slower. Of more
-// candidates each warp first keeps the best n of its own 32.
+// candidates, if n is at most half of a warp, each warp first keeps the best n of its own 32.
 #pragma once
 #include "kernels/decode/decode.cuh"
 #include "kernels/nsa/selection_rule.h"
@@ -88,7 +88,8 @@ __device__ void score_blocks(const Decode<T>& a, SelectMemory<kThreads>& memory,
   __syncthreads();
 }
 
-// Keeps the `most` greatest of each 32 candidates in memory.candidates [0, n), and returns how many entries they have.
+// Keeps the `most` (at most 32) greatest of each 32 candidates in memory.candidates [0, n), and returns how many
+// entries remain; empty ones are 0.
 template <int kThreads>
 __device__ int best_of_warps(SelectMemory<kThreads>& memory, int n, int most) {
   const int i = threadIdx.x, first = i / 32 * 32, end = min(n, first + 32), to = i / 32 * most;
@@ -108,7 +109,8 @@ __device__ int best_of_warps(SelectMemory<kThreads>& memory, int n, int most) {
 // candidate is an empty entry.
 template <int kThreads>
 __device__ __noinline__ void best_of(SelectMemory<kThreads>& memory, int n, int most) {
-  if (n > kThreads / 4 && most <= 16) n = best_of_warps(memory, n, most);
+  constexpr int kMostOfWarp = 16;  // of more than half of its candidates, a warp would drop too few
+  if (n > kThreads / 4 && most <= kMostOfWarp) n = best_of_warps(memory, n, most);
   // Lanes per candidate.
   const int lanes = n > kThreads / 2 ? 1 : n > kThreads / 4 ? 2 : n > kThreads / 8 ? 4 : n > kThreads / 16 ? 8 : 16;
   const int i = threadIdx.x / lanes, part = threadIdx.x % lanes;
@@ -139,8 +141,8 @@ __device__ int select_range(const Decode<T>& a, const ListPlan& plan, SelectMemo
   return kept;
 }
 
-// Writes to a.best the best blocks in this CTA's share of the candidates, which the CTAs along x have. memory.lse must be
-// there.
+// Writes to a.best the best blocks in this CTA's share of the candidates, which the CTAs along x divide. memory.lse
+// must be there.
 template <int kThreads, class T>
 __device__ void select_share(const Decode<T>& a, const ListPlan& plan, SelectMemory<kThreads>& memory, int b, int g,
                              int at) {

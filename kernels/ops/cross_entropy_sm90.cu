@@ -64,29 +64,6 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
 #endif
 }
 
-// How many clusters with `bytes` of dynamic shared memory per CTA the current device, which is number `device`, runs at
-// once. Each thread remembers CUDA's last answer.
-template <class T, int kCtas>
-int clusters_at_once(int device, size_t bytes) {
-  struct Answer {
-    int device = -1;
-    size_t bytes = 0;
-    int clusters = 0;
-  };
-  static thread_local Answer known;
-  if (known.device == device && known.bytes == bytes) return known.clusters;
-  const auto kernel = cross_entropy_cluster_kernel<T, kCtas>;
-  allow_shared(device, reinterpret_cast<const void*>(kernel), bytes);
-  cudaLaunchAttribute cluster = cluster_attribute(kCtas);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kCtas), config.blockDim = dim3(kResidentThreads), config.dynamicSmemBytes = bytes;
-  config.attrs = &cluster, config.numAttrs = 1;
-  int clusters = 0;
-  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  known = {device, bytes, clusters};
-  return clusters;
-}
-
 // Launches as many kCtas-CTA clusters as run at the same time; they loop over the rows. Returns false and launches
 // nothing if a cluster does not hold `buffers` rows, or if the card cannot run such a cluster.
 template <class T, int kCtas>
@@ -98,14 +75,14 @@ bool run(Context& ctx, const Tensor& loss, const Tensor& dlogits, const ConstTen
   const int64_t bytes = buffers * part_columns * static_cast<int64_t>(sizeof(T));
   if (bytes > free_bytes) return false;
   if (ctx.planning) return true;
-  const int clusters = clusters_at_once<T, kCtas>(ctx.device.index, static_cast<size_t>(bytes));
+  const auto kernel = cross_entropy_cluster_kernel<T, kCtas>;
+  const int clusters = clusters_at_once(ctx.device.index, kernel, kCtas, kResidentThreads, static_cast<size_t>(bytes));
   if (clusters == 0) return false;
   const LogitsShape shape = {logits.size(0), vocab, logits.size(1), logits.stride[0], dlogits.stride[0]};
   cudaLaunchAttribute cluster = cluster_attribute(kCtas);
-  launch_with(ctx, {&cluster, 1}, "cross_entropy", cross_entropy_cluster_kernel<T, kCtas>,
-              dim3(kCtas * std::min<int64_t>(clusters, shape.rows)), dim3(kResidentThreads), bytes, loss.ptr<float>(),
-              dlogits.ptr<T>(), logits.ptr<T>(), shape, targets.ptr<int32_t>(), buffers, static_cast<int>(part_columns),
-              scale);
+  launch_with(ctx, {&cluster, 1}, "cross_entropy", kernel, dim3(kCtas * std::min<int64_t>(clusters, shape.rows)),
+              dim3(kResidentThreads), bytes, loss.ptr<float>(), dlogits.ptr<T>(), logits.ptr<T>(), shape,
+              targets.ptr<int32_t>(), buffers, static_cast<int>(part_columns), scale);
   return true;
 }
 

@@ -216,8 +216,13 @@ std::vector<OpCase> decode_cases() {
       index_case("3000_l128", {2, 3000, 12, 2, 64, 0}, {2999, 2100}, options(128, 4)),
       index_case("9000_l64_n33_di128", {1, 9000, 5, 5, 128, 0}, {8999}, options(64, 33)),
       index_case("3000_ties", {2, 3000, 3, 3, 32, 0}, {2999, 700}, options(64, 5), 0),
-      // So many blocks that warps share a list's candidates; in the second sequence fewer than that are visible.
-      index_case("20000_l16", {2, 20000, 3, 3, 64, 0}, {19999, 1100}, options(16, 24, 1, 2)),
+      // So many blocks that warps share a list's candidates; in the last sequence too few are visible for that. More
+      // than a warp's 64 each, lists too long to collect candidates, lists too long to share, and lists of forced
+      // blocks alone.
+      index_case("20000_l16", {3, 20000, 3, 3, 64, 0}, {19999, 1100, 900}, options(16, 24, 1, 2)),
+      index_case("40000_l16_n60", {2, 40000, 2, 2, 64, 0}, {39999, 12345}, options(16, 60)),
+      index_case("40000_l16_n80", {1, 40000, 2, 2, 32, 0}, {39990}, options(16, 80)),
+      index_case("20000_l16_n2", {1, 20000, 2, 2, 32, 0}, {19990}, options(16, 2, 1, 1)),
       index_case("20000_l16_ties", {1, 20000, 2, 2, 32, 0}, {19990}, options(16, 12), 0),
       any_card_case(index_case("3000_l128", {2, 3000, 12, 2, 64, 0}, {2999, 2100}, options(128, 4))),
       decode_case("m7c_4k", {1, 65536, 12, 2, 64, 64}, {4095}, NsaConfig{}),

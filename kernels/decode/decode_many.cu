@@ -24,7 +24,7 @@ namespace {
 using bf16 = __nv_bfloat16;
 constexpr int kWideSequences = 64, kWideGroups = 4;  // most sequences, and groups, for which a CTA has 16 warps
 constexpr int kMostClusters = 14;                    // more of 8 CTAs, each alone on its SM, do not run at once
-constexpr int kLongCache = 8192;                     // from this many compressed keys, a cluster has 16 CTAs
+constexpr int kLongCache = 8192;                     // compressed keys; with as many, a cluster has 16 CTAs
 
 // Where the parts of a CTA's shared memory begin, in bytes: the warps' sums of the compressed and then the selected
 // branch, those of the window branch, the CTA's totals, the gate and the selection.

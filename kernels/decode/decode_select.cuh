@@ -109,7 +109,7 @@ __device__ int best_of_warps(SelectMemory<kThreads>& memory, int n, int most) {
 // candidate is an empty entry.
 template <int kThreads>
 __device__ __noinline__ void best_of(SelectMemory<kThreads>& memory, int n, int most) {
-  constexpr int kMostOfWarp = 16;  // of more than half of its candidates, a warp would drop too few
+  constexpr int kMostOfWarp = 16;  // a warp that keeps more drops less than half
   if (n > kThreads / 4 && most <= kMostOfWarp) n = best_of_warps(memory, n, most);
   // Lanes per candidate.
   const int lanes = n > kThreads / 2 ? 1 : n > kThreads / 4 ? 2 : n > kThreads / 8 ? 4 : n > kThreads / 16 ? 8 : 16;

@@ -80,14 +80,14 @@ class Occupied {
 };
 
 // A random position at which a pair fits: uniform, or at a log-uniform distance from `other`, the same key's previous
-// position (0: there is none).
+// position (0, the sequence's beginning: there is none).
 int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, NeedleDraws& draws) {
   // Random draws before a search; few are needed while at most half the positions are occupied.
   constexpr int kTries = 64;
   for (int i = 0; i < kTries; ++i) {
     const int64_t octave = int64_t{1} << draws.below(std::bit_width(static_cast<uint64_t>(last)));
     const int64_t distance = octave + draws.below(octave), side = draws.below(2) == 0 ? 1 : -1;
-    const int64_t at = other == 0 || draws.below(2) == 0 ? 1 + draws.below(last) : other + side * distance;
+    const int64_t at = draws.below(2) == 0 ? 1 + draws.below(last) : other + side * distance;
     if (at >= 1 && at <= last && occupied.free(at)) return at;
   }
   return occupied.find(last, draws);
@@ -132,6 +132,8 @@ struct NeedleSizes {
   int64_t width;       // longest statement's tokens
   int64_t prompt, answer;
 
+  // The most needles a sequence can have: no two have a key in common.
+  int64_t most(const NeedleTask& task) const { return keys > 0 ? task.kinds() / keys : 1; }
   // Where the questions begin in a sequence of `length` tokens. The sequence lacks the last answer's last token, which
   // is only a target.
   int64_t end(int64_t length) const { return length + 1 - questions * (prompt + answer); }
@@ -256,10 +258,27 @@ std::vector<int64_t> spread(int64_t n, int64_t first, int64_t width, int64_t end
   return places;
 }
 
+// Throws a UsageError unless a probe of `length` tokens can have so many needles (triad eval --needle --pairs).
+void check_needles(const NeedleTask& task, int64_t needles, int64_t length) {
+  const NeedleSizes sizes = sizes_of(task);
+  const std::string_view word = word_of(task.kind);
+  if (needles < sizes.questions) fail_usage("--pairs is {}: task {} asks about {}", needles, word, sizes.questions);
+  if (needles > sizes.most(task))
+    fail_usage("--pairs is {}: task {} has {} at most{}", needles, word, sizes.most(task),
+               sizes.keys > 0 ? fmt::format(", since a vocabulary (model.vocab_size) of {} has {} keys, a third of it",
+                                            task.vocab, task.kinds())
+                              : "");
+  if (const int64_t needed = sizes.tokens_for(needles); length < needed)
+    fail_usage("--pairs is {}: task {} needs {} tokens for them, and a length of {} has no room", needles, word, needed,
+               length);
+}
+
 // Makes a sequence with the questions at its end. depth: as in NeedleTask; if it is -1, the first question's needle is
-// at a random position, and in the task variables a question may be about any name in a chain.
-NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, NeedleDraws draws) {
+// at a random position, and in the task variables a question may be about any name in a chain. needles: as in
+// needle_probe.
+NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, NeedleDraws draws, int64_t needles = 0) {
   check_questions(task, length);
+  if (needles > 0) check_needles(task, needles, length);
   const NeedleSizes sizes = sizes_of(task);
   const int64_t end = sizes.end(length), last = end - sizes.width;  // a statement may begin in 1 .. last
   NeedleProbe probe{.tokens = std::vector<int32_t>(static_cast<size_t>(length)),
@@ -272,8 +291,7 @@ NeedleProbe make_probe(const NeedleTask& task, int64_t length, double depth, Nee
                            : 1 + std::llround(depth * static_cast<double>(last_first - 1));
   const auto others = static_cast<int64_t>(static_cast<double>(sizes.needles - sizes.questions) *
                                            static_cast<double>(length) / static_cast<double>(task.seq_len));
-  const int64_t most = sizes.keys > 0 ? task.kinds() / sizes.keys : 1,
-                needles = std::min(sizes.questions + others, most);
+  if (needles == 0) needles = std::min(sizes.questions + others, sizes.most(task));
   const std::vector<int32_t> keys = draw_keys(task, needles * sizes.keys, draws);
   std::vector<int32_t> questions;
   for (int64_t i = 0; i < needles; ++i) {
@@ -393,18 +411,18 @@ DataSplit needle_data(const NeedleTask& task, double val_fraction) {
   return split;
 }
 
-int64_t shortest_probe(const NeedleTask& task) {
+int64_t shortest_probe(const NeedleTask& task, int64_t needles) {
   const NeedleSizes sizes = sizes_of(task);
-  return sizes.tokens_for(sizes.questions);
+  return sizes.tokens_for(std::max(sizes.questions, std::min(needles, sizes.most(task))));
 }
 
-NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number) {
+NeedleProbe needle_probe(const NeedleTask& task, int64_t length, double depth, uint64_t number, int64_t needles) {
   if (!(depth >= 0 && depth <= 1)) fail_usage("a needle's depth is {}: a number in [0, 1] is needed", depth);
   // Each length and depth has its own random streams.
   const Philox cell(static_cast<uint64_t>(length), static_cast<uint64_t>(std::llround(depth * 1e6)));
   return make_probe(
       task, length, depth,
-      NeedleDraws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)));
+      NeedleDraws(task.seed, random_stream(RandomUse::needle_probe, (cell.bits(0) + number) % kManyStreams)), needles);
 }
 
 }  // namespace triad

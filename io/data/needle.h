@@ -13,8 +13,9 @@ namespace triad {
 
 // Training and validation sequences for the task. Without a depth, sequences of keys have random positions: half of a
 // key's occurrences are at a uniform position, half at a log-uniform distance from the key's previous occurrence, so
-// that short distances, which are learned first, are frequent enough. All other sequences are as in needle_probe,
-// without a depth at a random position in the same range.
+// that short distances, which are learned first, are frequent enough. The first occurrence's distance is to the
+// sequence's beginning, so that keys at the very beginning, whose windows hold few tokens, are frequent enough too. All
+// other sequences are as in needle_probe, without a depth at a random position in the same range.
 DataSplit needle_data(const NeedleTask&, double val_fraction);
 
 // A test sequence with a needle at one depth. It has `length` tokens and ends in the questions with their answers, but
@@ -24,16 +25,18 @@ DataSplit needle_data(const NeedleTask&, double val_fraction);
 //   variables      the value's assignment; the chain's other assignments follow in order, at random positions,
 //   counting       the key's first occurrence; the others follow at random positions,
 //   copy           the mark before the span.
-// Other needles surround it, as densely as in training. The other questions' needles are at random positions.
+// Other needles surround it: as densely as in training, as far as there are different keys, or as many as asked for.
+// The other questions' needles are at random positions.
 struct NeedleProbe {
   std::vector<int32_t> tokens, targets;  // targets are -1, except for the answers
   int64_t needle = 0;                    // the first question's needle begins here
 };
-// The fewest tokens a probe needs to hold what is asked.
-int64_t shortest_probe(const NeedleTask&);
-// Makes a probe. number: the probe's number for this length and depth. A probe is unlikely to equal a training or
-// validation sequence. Throws a UsageError for a depth outside [0, 1], a length too short for the needles asked for, or
-// a vocabulary that is too small for them.
-NeedleProbe needle_probe(const NeedleTask&, int64_t length, double depth, uint64_t number);
+// The fewest tokens a probe needs to hold what is asked. needles: as in needle_probe.
+int64_t shortest_probe(const NeedleTask&, int64_t needles = 0);
+// Makes a probe. number: the probe's number for this length and depth. needles: how many it has, those asked about
+// included; 0: as densely as in training. A probe is unlikely to equal a training or validation sequence. Throws a
+// UsageError for a depth outside [0, 1], a length too short for the needles asked for, a vocabulary that is too small
+// for them, or fewer needles than questions.
+NeedleProbe needle_probe(const NeedleTask&, int64_t length, double depth, uint64_t number, int64_t needles = 0);
 
 }  // namespace triad

@@ -131,7 +131,7 @@ std::string NeedleGrid::svg(const std::string& title) const {
 NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answers& answers) {
   if (q.lengths.empty())
     for (const int64_t part : {8, 4, 2, 1})
-      if (part == 1 || task.seq_len / part >= shortest_probe(task)) q.lengths.push_back(task.seq_len / part);
+      if (part == 1 || task.seq_len / part >= shortest_probe(task, q.pairs)) q.lengths.push_back(task.seq_len / part);
   const auto in_order = [](auto& list) {
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
@@ -139,8 +139,8 @@ NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answ
   in_order(q.lengths);
   in_order(q.depths);
   for (const int64_t length : q.lengths)
-    needle_probe(task, length, 0, 0);  // throws now, before any measurement, if the length is too short
-  for (const double depth : q.depths) needle_probe(task, q.lengths.back(), depth, 0);
+    needle_probe(task, length, 0, 0, q.pairs);  // throws now, before any measurement, if the length is too short
+  for (const double depth : q.depths) needle_probe(task, q.lengths.back(), depth, 0, q.pairs);
   NeedleGrid grid{.lengths = q.lengths, .depths = q.depths, .samples = q.samples, .right = {}};
   grid.right.assign(q.lengths.size() * q.depths.size(), 0);
   for (size_t l = 0; l < q.lengths.size(); ++l)
@@ -149,7 +149,7 @@ NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answ
         const int64_t count = std::min(q.batch, q.samples - begin);
         std::vector<int32_t> tokens, targets;
         for (int64_t s = begin; s < begin + count; ++s) {
-          const NeedleProbe probe = needle_probe(task, q.lengths[l], q.depths[d], static_cast<uint64_t>(s));
+          const NeedleProbe probe = needle_probe(task, q.lengths[l], q.depths[d], static_cast<uint64_t>(s), q.pairs);
           tokens.insert(tokens.end(), probe.tokens.begin(), probe.tokens.end());
           targets.insert(targets.end(), probe.targets.begin(), probe.targets.end());
         }

@@ -45,6 +45,7 @@ struct NeedleQuestions {
   std::vector<int64_t> lengths;  // empty: 1/8, 1/4, 1/2 and 1 times the task's length, unless too short
   std::vector<double> depths;
   int64_t samples = 64, batch = 8;
+  int64_t pairs = 0;  // needles in each sequence; 0: as densely as in training
 };
 
 // Measures every depth and length with `samples` probes (io/data/needle.h). A probe contains its own answers (teacher

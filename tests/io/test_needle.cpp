@@ -68,6 +68,24 @@ Outcome succeed(const std::string& args) {
 
 }  // namespace
 
+TEST_CASE("needle: keys at the very beginning are frequent in training, at any length", "[needle]") {
+  // A key's first occurrence is at a log-uniform distance from the beginning in a third of the cases: position 1 has
+  // some 12 / 3 / 15 of the sequences, where uniform positions would give it 36 / 32,768 of them.
+  NeedleTask task = kTask;
+  task.seq_len = 32'768;
+  const DataSplit data = needle_data(task, 0);
+  int64_t first = 0, late = 0;
+  for (int64_t number = 0; number < 100; ++number) {
+    const std::vector<int32_t> tokens = sequence_of(*data.train, number, task.seq_len).tokens;
+    first += is_key(task, tokens[1]);
+    for (const auto& [key, at] : places_of_keys(task, tokens)) late += at.front() > task.seq_len / 2;
+  }
+  CHECK(first > 10);
+  CHECK(first < 50);
+  CHECK(late >
+        50);  // of 1,200; the earliest of three positions is in the second half in an eighth of the uniform cases
+}
+
 TEST_CASE("needle: every key is followed by its value, and only answers are targets", "[needle]") {
   const DataSplit data = needle_data(kTask, 0.1);
   REQUIRE(data.train->count_targets(kTask.seq_len) == 48);
@@ -182,6 +200,12 @@ TEST_CASE("needle: a probe's needle is at the requested depth, to the token", "[
       CHECK(p.tokens != needle_probe(kTask, length, depth, 4).tokens);
       CHECK(p.tokens == needle_probe(kTask, length, depth, 3).tokens);
     }
+  // With a fixed number of needles, a longer sequence has no more of them.
+  for (const int64_t length : {256, 4096}) {
+    const NeedleProbe p = needle_probe(kTask, length, 0.5, 3, 12);
+    CHECK(places_of_keys(kTask, p.tokens).size() == 12);
+    CHECK(p.needle == needle_probe(kTask, length, 0.5, 3).needle);
+  }
   // The filler of a probe differs from training and validation sequences' filler, also in long sequences.
   const DataSplit recall = needle_data(kTask, 0.1);
   for (const int64_t length : {65'536, 131'072})
@@ -214,6 +238,8 @@ TEST_CASE("needle: sizes that do not fit are refused, with the value", "[needle]
   check_error([] { needle_probe(kTask, 5, 0.5, 0); }, {"length of 5", "6 tokens"});
   check_error([] { needle_probe(kTask, 256, 1.5, 0); }, {"depth is 1.5", "[0, 1]"});
   check_error([] { needle_probe(kTask, 256, NAN, 0); }, {"depth is nan"});
+  check_error([] { needle_probe(kTask, 256, 0.5, 0, 34); }, {"--pairs is 34", "33 at most", "of 100 has 33 keys"});
+  check_error([] { needle_probe(kTask, 40, 0.5, 0, 12); }, {"--pairs is 12", "61 tokens", "length of 40"});
   const auto refused = [](const std::string& args, const std::string& words) {
     const Outcome outcome = run_program(args);
     INFO(args << ": " << outcome.output);
@@ -395,12 +421,15 @@ TEST_CASE("needle: train and eval take the config's task, or eval another, and e
     CHECK(fs::exists(run + "/" + name));
   CHECK_FALSE(fs::exists(run + "/needle_copy.csv"));
   succeed(eval + "--task copy");  // one question, not the config's two
+  CHECK(Json::parse(succeed(eval + "--task keys --pairs 4 --json").standard_output)["pairs"] == 4);
   succeed("report " + run);
   const std::string page = read_text(run + "/report.html");
   for (const char* words : {"Task variables answered, attention: nsa", "Task counting answered", "Needles recalled"})
     CHECK(page.find(words) != std::string::npos);
-  for (const auto& [args, words] :
-       std::map<std::string, std::string>{{"--task copies", "copies"}, {"--lengths 29", "length of 29"}}) {
+  for (const auto& [args, words] : std::map<std::string, std::string>{{"--task copies", "copies"},
+                                                                      {"--lengths 29", "length of 29"},
+                                                                      {"--task keys --pairs 9", "--pairs is 9"},
+                                                                      {"--pairs 1", "--pairs is 1"}}) {
     const Outcome outcome = run_program(eval + args);
     INFO(args << ": " << outcome.output);
     CHECK(outcome.exit_code == 2);

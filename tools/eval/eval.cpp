@@ -173,6 +173,11 @@ CLI::Option* add_needle_options(CLI::App& verb, Options& o) {
       ->check(within(at_least(1).up_to(kMaxBatch)))
       ->capture_default_str()
       ->needs(needle);
+  verb.add_option("--pairs", o.questions.pairs,
+                  "for --needle: keys or chains in each sequence, as data.needle_pairs (default: as densely as in "
+                  "training, so that longer sequences have more)")
+      ->check(within(at_least(1).up_to(kMaxInteger)))
+      ->needs(needle);
   verb.add_option(
           "--out", o.out,
           "for --needle: folder of needle.csv and needle.svg, of tasks other than keys needle_TASK.csv and .svg "

@@ -98,17 +98,15 @@ void eval_needle(const NeedleEval& o) {
     for (size_t l = 0; l < grid.lengths.size(); ++l)
       for (size_t d = 0; d < grid.depths.size(); ++d)
         cells.push_back({{"length", grid.lengths[l]}, {"depth", grid.depths[d]}, {"accuracy", grid.accuracy(d, l)}});
-    fmt::print("{}\n", dump_json({{"task", word_of(task.kind)},
-                                  {"attention", attention},
-                                  {"samples", grid.samples},
-                                  {"lowest", grid.lowest()},
-                                  {"overall", grid.overall()},
-                                  {"cells", cells}},
-                                 -1));
+    Json result = {{"task", word_of(task.kind)}, {"attention", attention},    {"samples", grid.samples},
+                   {"lowest", grid.lowest()},    {"overall", grid.overall()}, {"cells", cells}};
+    if (o.questions.pairs > 0) result["pairs"] = o.questions.pairs;
+    fmt::print("{}\n", dump_json(result, -1));
   } else {
-    fmt::print("accuracy, task: {}, attention: {}, {} a cell\n{}lowest {:.1f}%, overall {:.1f}%; {}\n",
-               word_of(task.kind), attention, counted(grid.samples, "sequence"), grid.table(), 100 * grid.lowest(),
-               100 * grid.overall(), svg_path);
+    fmt::print("accuracy, task: {}, attention: {}, {} a cell{}\n{}lowest {:.1f}%, overall {:.1f}%; {}\n",
+               word_of(task.kind), attention, counted(grid.samples, "sequence"),
+               o.questions.pairs > 0 ? fmt::format(", pairs in each: {}", o.questions.pairs) : "", grid.table(),
+               100 * grid.lowest(), 100 * grid.overall(), svg_path);
   }
   std::fflush(stdout);
   write_file_atomically(csv_path, grid.csv());

@@ -29,6 +29,18 @@ void check_rope(const ModelConfig& c) {
     fail_usage("model.rope_theta is {}: with model.rope_scaling yarn it must be above 1", c.rope_theta);
 }
 
+// Whether each layer is in the ranges; empty if there are none. key: what the text is the value of.
+std::vector<bool> named_layers(const std::string& ranges, int64_t n_layers, std::string_view key) {
+  if (ranges.empty()) return {};
+  constexpr std::string_view kAllowed = "ranges of layers such as 0:2,30:32";
+  std::vector<bool> named(static_cast<size_t>(n_layers));
+  for (const LayerRange& range : parse_layer_ranges(ranges, n_layers, key, kAllowed)) {
+    if (!range.word.empty()) fail_usage("{} is \"{}\": {} is allowed", key, ranges, kAllowed);
+    std::fill(named.begin() + range.begin, named.begin() + range.end, true);
+  }
+  return named;
+}
+
 // The numbers, separated by commas. (If fmt::join formats doubles, gcc 13 warns about overflows in fmt that don't
 // exist.)
 std::string joined(const std::vector<double>& numbers) {
@@ -163,14 +175,9 @@ RopeOptions ModelConfig::rope() const {
 
 void ModelConfig::resolve_dense_layers() {
   dense_.clear();
-  if (dense_layers.empty()) return;
-  constexpr std::string_view kKey = "model.dense_layers", kAllowed = "ranges of layers such as 0:2,30:32";
-  std::vector<bool> dense(static_cast<size_t>(n_layers));
-  for (const LayerRange& range : parse_layer_ranges(dense_layers, n_layers, kKey, kAllowed)) {
-    if (!range.word.empty()) fail_usage("{} is \"{}\": {} is allowed", kKey, dense_layers, kAllowed);
-    std::fill(dense.begin() + range.begin, dense.begin() + range.end, true);
-  }
-  if (!has_nsa()) return;  // the key may stay in the dense control run's config, as the nsa group may
+  constexpr std::string_view kKey = "model.dense_layers";
+  std::vector<bool> dense = named_layers(dense_layers, n_layers, kKey);
+  if (dense.empty() || !has_nsa()) return;  // the key may stay in the dense control run's config, as the nsa group may
   if (std::find(dense.begin(), dense.end(), false) == dense.end())
     fail_usage("{} is \"{}\", which is every layer: model.attention dense makes such a model", kKey, dense_layers);
   dense_ = std::move(dense);
@@ -208,6 +215,7 @@ void ModelConfig::resolve() {
     fail_usage("model.n_kv_groups is {}, which does not divide model.n_heads {}", n_kv_groups, n_heads);
   if (d_k % 2 != 0) fail_usage("model.d_k is {}: it must be even, for the rotation turns pairs", d_k);
   check_rope(*this);
+  nope_ = named_layers(nope_layers, n_layers, "model.nope_layers");
   resolve_dense_layers();
   if (has_nsa()) check_layer(nsa);
   resolve_nsa_layers();

@@ -48,6 +48,7 @@ struct ModelConfig {
   RopeScaling rope_scaling = RopeScaling::none;
   int64_t rope_original_len = 8192;
   double rope_factor = 8, rope_low_freq = 1, rope_high_freq = 4, rope_beta_fast = 32, rope_beta_slow = 1;
+  std::string nope_layers;  // layers whose queries and keys are not rotated, as ranges "0:2,30:32"
   NsaGroup nsa;
 
   int64_t group_size() const { return n_heads / n_kv_groups; }  // G: query heads per key/value group
@@ -85,6 +86,11 @@ struct ModelConfig {
   int64_t count_nsa_layers() const;  // the layers with selection lists
   // The layers' attention: "28 layers with NSA, 2 with a sliding window and 2 with dense attention".
   std::string layers_text() const;
+  // Whether a layer's queries and keys, and its index's, are rotated. Layer -1 is.
+  bool rotates(int64_t layer) const {
+    const auto i = static_cast<size_t>(layer);
+    return i >= nope_.size() || !nope_[i];
+  }
   RopeOptions rope() const;
   // Stored rows in embedding and head: the vocabulary size rounded up to a multiple of 128, which makes matrix products
   // faster.
@@ -107,6 +113,7 @@ struct ModelConfig {
   }
 
   std::vector<bool> dense_;     // whether dense_layers names the layer, by index; empty in a model without NSA
+  std::vector<bool> nope_;      // whether nope_layers does; empty if all layers rotate
   std::vector<NsaConfig> nsa_;  // the layers' options; empty without nsa.layers
 };
 
@@ -181,6 +188,10 @@ void visit(ModelConfig& c, V&& v) {
   v("rope_high_freq", c.rope_high_freq, "llama3: pairs of more turns keep their frequency", above(0));
   v("rope_beta_fast", c.rope_beta_fast, "yarn: pairs of more turns keep their frequency", above(0));
   v("rope_beta_slow", c.rope_beta_slow, "yarn: pairs of fewer turns are slow", above(0));
+  v("nope_layers", c.nope_layers,
+    "layers without rotation (NoPE): ranges with exclusive ends, such as 3:4,7:8; beside windows that rotate they "
+    "attend by content alone, however far away",
+    Rule{});
   v("init_std", c.init_std, "standard deviation of fresh weights", above(0));
   v("norm_eps", c.norm_eps, "added to RMSNorm's mean square", above(0));
 }

@@ -131,18 +131,11 @@ void adapt_weights(Context& ctx, const LayerContext& lc, const LoraTensors<Tenso
 }
 const LoraTensors<Tensor>& adapter_grads(const Grads& g, LoraPlace place) { return g.lora[static_cast<size_t>(place)]; }
 
-// Tables of cosines and sines for heads of one width.
-struct Angles {
-  ConstTensor cos, sin;
-};
-Angles angles_of(const LayerContext& lc) { return {lc.rope_cos, lc.rope_sin}; }
-Angles index_angles(const LayerContext& lc) { return {lc.index_cos, lc.index_sin}; }
-
 // Calls rotate(rows, cos, sin, begin), which rotates q and keys by their positions, for each chunk of this rank's
 // tokens. rows(t): the chunk's rows of a tensor t. A token's position is its number in the chunk minus its entry in
 // `begin`, or if `begin` is absent that number; cos and sin are the tables from position 0 on.
 template <class Rotate>
-void rotate_chunks(Context& ctx, const LayerContext& lc, const Angles& angles, Rotate&& rotate) {
+void rotate_chunks(Context& ctx, const LayerContext& lc, const RopeTables& angles, Rotate&& rotate) {
   const SequenceLayout& layout = lc.layout;
   for (int64_t i = 0; i < layout.chunks(); ++i) {
     const RowRange chunk = layout.chunk(i);
@@ -176,7 +169,7 @@ void norm_and_rotate_index(Context& ctx, const LayerContext& lc, const Weights& 
     qk_norm_forward(ctx, {views.index_q, views.index_k}, {projected.index_q, projected.index_k}, w.index_norm,
                     lc.config.norm_eps);
   }
-  rotate_chunks(ctx, lc, index_angles(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+  rotate_chunks(ctx, lc, lc.index_rope, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     const Tensor q = rows(views.index_q);
     rope_forward(ctx, q, q, cos, sin, {rows(views.index_k)}, begin);
   });
@@ -190,7 +183,7 @@ void norm_and_rotate(Context& ctx, const LayerContext& lc, const Weights& w, Lay
   if (c.qk_norm)
     qk_norm_forward(ctx, qk_heads(all), const_qk_heads(split_qkv(a.qkv, c, lc.kind(), lc.B, lc.T)), w.qk_norm,
                     c.norm_eps);
-  rotate_chunks(ctx, lc, angles_of(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+  rotate_chunks(ctx, lc, lc.rope, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     const Tensor q = rows(views.q);
     rope_forward(ctx, q, q, cos, sin, rows_of_keys(views.k, rows), begin);
   });
@@ -266,7 +259,7 @@ void norm_linear_backward(Context& ctx, const LayerContext& lc, Tensor dx, Tenso
 // From the gradients of the index's rotated queries, dq in acc, and keys, within dindex: those of what was projected.
 void index_backward(Context& ctx, const LayerContext& lc, const Weights& w, const Grads& g, const LayerActivations& a,
                     const QkvViews& dviews, ConstTensor dq) {
-  rotate_chunks(ctx, lc, index_angles(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+  rotate_chunks(ctx, lc, lc.index_rope, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
     rope_backward(ctx, rows(dviews.index_q), rows(dq), cos, sin, {rows(dviews.index_k)}, {}, begin);
   });
   if (!lc.config.qk_norm) return;
@@ -308,7 +301,7 @@ void attention_backward(Context& ctx, const LayerContext& lc, const Weights& w, 
     adapt_weights(ctx, lc, adapter_grads(g, LoraPlace::out_proj), du, dx, grads.out.view(matrix), adapters);
     for_each_tensor_of_nsa(g.nsa, [&](ParamRole, const Tensor& grad) { report(ctx, lc, {grad}); });
     if (!dindex.empty()) index_backward(ctx, lc, w, g, a, dviews, grads.index_dq);
-    rotate_chunks(ctx, lc, angles_of(lc), [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
+    rotate_chunks(ctx, lc, lc.rope, [&](auto&& rows, ConstTensor cos, ConstTensor sin, ConstTensor begin) {
       rope_backward(ctx, rows(dviews.q), rows(ConstTensor(grads.dq)), cos, sin, rows_of_keys(dviews.k, rows),
                     rows(ConstTensor(grads.dq_group)), begin);
     });

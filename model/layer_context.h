@@ -14,9 +14,9 @@ struct LoraLayer;  // lora.h
 struct LayerContext {
   const ModelConfig& config;
   const AttentionExec& exec;
-  ConstTensor rope_cos, rope_sin;              // [positions, dk/2], accumulation dtype
-  ConstTensor index_cos = {}, index_sin = {};  // [positions, the layer's d_index/2]; absent without a taught index
-  int64_t B, T;                                // T: tokens per sequence on this rank
+  RopeTables rope;             // of the layer's q and k
+  RopeTables index_rope = {};  // of its index
+  int64_t B, T;                // T: tokens per sequence on this rank
   // The documents in packed rows, absent if every row is one document; and which tokens of each sequence this rank has.
   Documents documents = {};
   SequenceLayout layout = {};

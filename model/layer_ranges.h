@@ -1,4 +1,5 @@
-// Layer range lists in config values: "0:2,30:32" (model.dense_layers), "0:6=block,6:12=mlp" (runtime.recompute).
+// Layer range lists in config values: "0:2,30:32" (model.dense_layers, nope_layers), "0:6=block,6:12=mlp"
+// (runtime.recompute).
 #pragma once
 #include <cstdint>
 #include <string_view>

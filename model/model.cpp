@@ -67,24 +67,21 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
                 "a model with adapters has no layers in fp8: their backward overwrites what adapters read");
     check_fp8(ctx, options.dtype);
   }
-  const auto tables = [&](const std::string& suffix, int64_t width) {
-    const Shape shape = {options.max_seq_len, width / 2};
+  const auto make_tables = [&](int64_t width, bool rotates, const std::string& suffix) {
+    if (rope_.contains({width, rotates})) return;
     const auto alloc = [&](const char* name) {
-      return arena.alloc(MemTag::workspace, name + suffix, acc_dtype(options.dtype), shape);
+      return arena.alloc(MemTag::workspace, fmt::format("{}{}{}", name, suffix, rotates ? "" : ", no rotation"),
+                         acc_dtype(options.dtype), {options.max_seq_len, width / 2});
     };
-    const std::pair<Tensor, Tensor> made = {alloc("rope cos"), alloc("rope sin")};
-    rope_table(ctx, made.first, made.second, width, config.rope());
-    return made;
+    const Tensor cos = alloc("rope cos"), sin = alloc("rope sin");
+    rope_table(ctx, cos, sin, width, rotates ? config.rope() : kNoRotation);
+    rope_[{width, rotates}] = {cos, sin};
   };
-  std::tie(rope_cos_, rope_sin_) = tables("", config.d_k);
-  if (!config.has_index()) return;
-  for (int64_t i = 0; i < config.n_layers; ++i) {
-    const int64_t width = config.nsa_at(i).d_index;
-    if (!config.has_index(i) || index_rope_.contains(width)) continue;
-    index_rope_[width] = width == config.d_k ? std::pair{rope_cos_, rope_sin_}
-                                             : tables(fmt::format(" of the index, width {}", width), width);
-  }
-  if (!options.training) return;
+  for (int64_t i = -1; i < config.n_layers; ++i) make_tables(config.d_k, config.rotates(i), "");
+  for (int64_t i = 0; i < config.n_layers; ++i)
+    if (const int64_t width = config.nsa_at(i).d_index; config.has_index(i))
+      make_tables(width, config.rotates(i), fmt::format(" of the index, width {}", width));
+  if (!config.has_index() || !options.training) return;
   index_loss_ = arena.alloc(MemTag::workspace, "index loss", DType::f64, {config.n_layers});
   zero(ctx, index_loss_);
 }
@@ -98,10 +95,8 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
   const bool has_index = layer >= 0 && config_.has_index(layer);
   return {.config = config_,
           .exec = *exec_,
-          .rope_cos = rope_cos_,
-          .rope_sin = rope_sin_,
-          .index_cos = has_index ? index_cos(layer) : ConstTensor{},
-          .index_sin = has_index ? index_sin(layer) : ConstTensor{},
+          .rope = rope(layer),
+          .index_rope = has_index ? index_rope(layer) : RopeTables{},
           .B = act.B(),
           .T = act.T(),
           .documents = documents,

@@ -49,11 +49,11 @@ class Model {
   Params* base() { return base_ ? &*base_ : nullptr; }
   // The weights as decoding steps use them (decode.h).
   const ModelTensors<ConstTensor>& weights() const { return w_; }
-  ConstTensor rope_cos() const { return rope_cos_; }
-  ConstTensor rope_sin() const { return rope_sin_; }
-  // The same for the width of a layer's index.
-  ConstTensor index_cos(int64_t layer) const { return index_rope_.at(config_.nsa_at(layer).d_index).first; }
-  ConstTensor index_sin(int64_t layer) const { return index_rope_.at(config_.nsa_at(layer).d_index).second; }
+  // Tables of the angles by which a layer's q and k turn, [max_seq_len, dk/2] acc; and the same for its index.
+  const RopeTables& rope(int64_t layer) const { return rope_.at({config_.d_k, config_.rotates(layer)}); }
+  const RopeTables& index_rope(int64_t layer) const {
+    return rope_.at({config_.nsa_at(layer).d_index, config_.rotates(layer)});
+  }
   // [layers] f64, in a model for training with a taught index: loss_and_backward() adds each layer's index loss, summed
   // over the batch's rows and groups.
   Tensor index_loss() const { return index_loss_; }
@@ -102,10 +102,9 @@ class Model {
   std::vector<LoraLayer> lora_;  // layers' adapters; empty without LoRA
   ModelTensors<ConstTensor> w_;
   ModelTensors<Tensor> g_;
-  Tensor rope_cos_, rope_sin_;                               // [max_seq_len, dk/2] acc
-  std::map<int64_t, std::pair<Tensor, Tensor>> index_rope_;  // the same by d_index, for the layers with an index
-  Tensor index_loss_;                                        // see index_loss()
-  Tensor fp8_counts_;                                        // see count_fp8()
+  std::map<std::pair<int64_t, bool>, RopeTables> rope_;  // by width of the heads, and whether the layer rotates
+  Tensor index_loss_;                                    // see index_loss()
+  Tensor fp8_counts_;                                    // see count_fp8()
   bool keep_block_index_ = false, dense_ = false;
   Asserts* asserts_ = nullptr;
 };

@@ -35,7 +35,7 @@ AttentionKind attention_in(const HuggingFaceConfig& c) {
   return c.nsa.is_null() ? AttentionKind::dense : AttentionKind::nsa;
 }
 
-// Layers as the key model.dense_layers has them: "0:2,5:6" for 0, 1 and 5.
+// Layers as the keys model.dense_layers and nope_layers have them: "0:2,5:6" for 0, 1 and 5.
 std::string ranges_of(const std::vector<int64_t>& layers) {
   std::string ranges;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -79,6 +79,7 @@ Json model_groups(const HuggingFaceConfig& c, AttentionKind attention) {
     model["rope_beta_slow"] = c.rope.beta_slow;
   }
   if (!c.nsa.is_null()) model["dense_layers"] = ranges_of(c.dense_layers);
+  if (!c.nope_layers.empty()) model["nope_layers"] = ranges_of(c.nope_layers);
   return {{"model", std::move(model)}, {"nsa", c.nsa.is_null() ? nsa_group(Branches::all) : c.nsa}};
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include "engine/check.h"
@@ -243,6 +244,20 @@ HuggingFaceRope read_triad_rope(const Object& file) {
   return r;
 }
 
+// A list of layers, in order; empty if the file lacks the key.
+std::vector<int64_t> read_layers(const Object& file, const char* key, int64_t n_layers) {
+  const Json* const given = file.find(key);
+  if (given == nullptr) return {};
+  if (!given->is_array()) file.refuse(key, *given, "a list of layers is needed");
+  std::set<int64_t> layers;
+  for (const Json& layer : *given) {
+    const bool exists = layer.is_number_unsigned() && layer.get<uint64_t>() < static_cast<uint64_t>(n_layers);
+    if (!exists) file.refuse(key, layer, fmt::format("a layer from 0 to {} is needed", n_layers - 1));
+    layers.insert(layer.get<int64_t>());
+  }
+  return {layers.begin(), layers.end()};
+}
+
 // What TriadForCausalLM has and transformers' classes do not.
 void read_triad(const Object& file, HuggingFaceConfig& c) {
   constexpr double kMostHeadDim = 256;
@@ -254,20 +269,11 @@ void read_triad(const Object& file, HuggingFaceConfig& c) {
     if (!nsa->is_object()) file.refuse("nsa", *nsa, "an object is needed");
     c.nsa = *nsa;
   }
-  static const Json kNone = Json::array();
-  const Json* const given = file.find("dense_layers");
-  const Json& dense = given == nullptr ? kNone : *given;
-  if (!dense.is_array()) file.refuse("dense_layers", dense, "a list of layers is needed");
-  for (const Json& layer : dense) {
-    const bool exists = layer.is_number_unsigned() && layer.get<uint64_t>() < static_cast<uint64_t>(c.n_layers);
-    if (!exists) file.refuse("dense_layers", layer, fmt::format("a layer from 0 to {} is needed", c.n_layers - 1));
-    c.dense_layers.push_back(layer.get<int64_t>());
-  }
-  std::sort(c.dense_layers.begin(), c.dense_layers.end());
-  c.dense_layers.erase(std::unique(c.dense_layers.begin(), c.dense_layers.end()), c.dense_layers.end());
+  c.dense_layers = read_layers(file, "dense_layers", c.n_layers);
+  c.nope_layers = read_layers(file, "nope_layers", c.n_layers);
   TRIAD_CHECK(!c.nsa.is_null() || static_cast<int64_t>(c.dense_layers.size()) == c.n_layers,
               "{}: nsa is missing, and dense_layers is {}: without nsa all {} layers are needed", file.path(),
-              brief(dense), c.n_layers);
+              brief(Json(c.dense_layers)), c.n_layers);
 }
 
 // What transformers takes where a class's file lacks the key.

@@ -50,6 +50,7 @@ struct HuggingFaceConfig {
   int64_t v_head_dim = 0;             // width of a value head; other than head_dim in TriadForCausalLM alone
   std::string mlp = "swiglu";         // a word of the config key model.mlp
   std::vector<int64_t> dense_layers;  // TriadForCausalLM with `nsa`: the layers with dense attention
+  std::vector<int64_t> nope_layers;   // TriadForCausalLM: the layers without rotation
   Json nsa;                           // TriadForCausalLM: the config's group nsa, unchecked; null: attention is dense
   Json json;                          // the whole file, which an export keeps
 };

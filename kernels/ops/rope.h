@@ -2,6 +2,7 @@
 // and multiplies it by a factor. Without scaling f_j = theta^(-2j/D) / scale and the factor is 1.
 #pragma once
 #include <array>
+#include <limits>
 #include <vector>
 
 #include "engine/context.h"
@@ -26,6 +27,8 @@ struct RopeOptions {
   int64_t original_len = 8192;  // tokens
   double low_freq = 1, high_freq = 4, beta_fast = 32, beta_slow = 1;
 };
+// Positions that are all 0: cos is 1 and sin 0.
+inline constexpr RopeOptions kNoRotation = {.scale = std::numeric_limits<double>::infinity()};
 struct RopeFrequencies {
   std::vector<double> radians;  // [D/2]: the angle of each pair at position `scale`
   double factor = 1;            // multiplies cos and sin
@@ -35,6 +38,9 @@ RopeFrequencies rope_frequencies(int64_t head_dim, const RopeOptions&);
 // Fills the angle table. cos, sin [T, D/2] acc overwritten, on either device. Angles are computed in double, then
 // rounded; yarn's factor is in the table, so that both rotation directions multiply by it. Called once, at startup.
 void rope_table(Context&, Tensor cos, Tensor sin, int64_t head_dim, const RopeOptions&);
+struct RopeTables {
+  ConstTensor cos = {}, sin = {};  // [positions, D/2] acc; absent where nothing is rotated
+};
 // Keys for up to three attention branches, each [B,T,Hkv,D] T or absent. rope_forward() and rope_backward() rotate them
 // in place, in the same launch as the queries.
 using RopeKeys = std::array<Tensor, 3>;

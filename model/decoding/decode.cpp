@@ -207,8 +207,8 @@ void Decoder::list_by_index(Context& ctx, int64_t layer) {
   const QkHeads heads = {views.index_q, views.index_k};
   if (c.qk_norm) qk_norm_forward(ctx, heads, {views.index_q, views.index_k}, w.index_norm, c.norm_eps);
   const Tensor& cache = caches_[static_cast<size_t>(layer)].index_k;
-  index_cache_append(ctx, cache, views.index_q, views.index_k, position, model_.index_cos(layer),
-                     model_.index_sin(layer));
+  const RopeTables& angles = model_.index_rope(layer);
+  index_cache_append(ctx, cache, views.index_q, views.index_k, position, angles.cos, angles.sin);
   index_decode(ctx, lists_of(layer), views.index_q, cache, position, c.nsa_at(layer));
 }
 
@@ -223,9 +223,9 @@ void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
   const Tensor out = attended_.view({B(), 1, c.n_heads, c.d_v});
   if (c.qk_norm) qk_norm_forward(ctx, qk_heads(views), const_qk_heads(views), weights.qk_norm, c.norm_eps);
   const NsaConfig& options = c.nsa_at(layer);
+  const RopeTables& angles = model_.rope(layer);
   if (kind == AttentionKind::nsa) {
-    nsa_cache_append(ctx, cache.nsa, views.q, nsa_in(views), position, model_.rope_cos(), model_.rope_sin(), w,
-                     options);
+    nsa_cache_append(ctx, cache.nsa, views.q, nsa_in(views), position, angles.cos, angles.sin, w, options);
     const Tensor lists = lists_of(layer);
     const bool given = c.has_index(layer);
     return nsa_decode(ctx, out,
@@ -236,7 +236,7 @@ void Decoder::attend(Context& ctx, int64_t layer, const DecodeProbe& probe) {
                        .shared_lists = given ? Tensor{} : lists},
                       w.gate, options, probe);
   }
-  dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, model_.rope_cos(), model_.rope_sin());
+  dense_cache_append(ctx, cache.dense, views.q, views.k[0], views.v[0], position, angles.cos, angles.sin);
   if (kind == AttentionKind::selected)
     selected_decode(ctx, out, {views.q, cache.dense, position}, lists_of(layer), options.l_sel, probe);
   else

@@ -1,5 +1,6 @@
 // Models whose layers differ (model.dense_layers), NSA branches that share keys and values (nsa.shared_kv), initial
-// gates (nsa.gate_init), scaled rotations (model.rope_scaling), and NSA models that begin from dense weights.
+// gates (nsa.gate_init), scaled rotations (model.rope_scaling) and none (model.nope_layers), and NSA models that begin
+// from dense weights.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "model/flops.h"
 #include "model/from_dense.h"
 #include "tests/support/model_fixture.h"
+#include "tests/support/op_driver.h"
 #include "tests/support/test.h"
 #include "train/inference.h"
 #include "train/monitor/grad_ledger.h"
@@ -97,6 +99,31 @@ TEST_CASE("layers: impossible rotations and gates are errors that name key and v
   // Keys for a scaling that isn't chosen don't matter.
   CHECK(error_of([](ModelConfig& m) { m.rope_high_freq = 0.5, m.rope_beta_slow = 40, m.rope_scale = 2; }) ==
         "(nothing was thrown)");
+}
+
+// The last token sees all others, at other distances once they are reversed.
+TEST_CASE("layers: without rotation a layer attends by content alone", "[model]") {
+  constexpr int64_t kTokens = 9;
+  for (const std::string nope_layers : {"", "0:1"}) {
+    ModelConfig config = small_model();
+    config.n_layers = 1, config.attention = AttentionKind::dense, config.nope_layers = nope_layers;
+    config.resolve();
+    CHECK(config.rotates(0) == nope_layers.empty());
+    ModelFixture f(config, 1, kTokens, Device::cpu(), DType::f64);
+    const auto last_row = [&](const std::vector<int32_t>& tokens) {
+      write(f.ctx(), f.activations().tokens, tokens.data());
+      f.model().forward(f.ctx(), f.activations());
+      const std::vector<double> x = read_floats(f.ctx(), f.activations().x(1));
+      return std::vector<double>(x.end() - config.dim, x.end());
+    };
+    const std::vector<double> before = last_row({1, 2, 3, 4, 5, 6, 7, 8, 9}),
+                              after = last_row({8, 7, 6, 5, 4, 3, 2, 1, 9});
+    const double difference = relative_error(after, before);
+    if (nope_layers.empty())
+      CHECK(difference > 1e-4);
+    else
+      CHECK(difference < 1e-13);
+  }
 }
 
 TEST_CASE("layers: a dense layer of an NSA model has a dense layer's tensors", "[model]") {

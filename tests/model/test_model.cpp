@@ -76,6 +76,11 @@ const Variant kVariants[] = {
        c.nsa.phi = Phi::conv, c.nsa.shared_kv = true, c.dense_layers = "0:1";
        c.resolve();
      }},
+    {"a layer without rotation, conv, qk_norm",
+     [](ModelConfig& c) {
+       c.nope_layers = "1:2", c.nsa.phi = Phi::conv, c.qk_norm = true;
+       c.resolve();
+     }},
 };
 constexpr size_t kOnGpu[] = {0, 1, 2, 4, 7, 8, 9, 10};  // the variants whose gradients are compared with the GPU's
 

@@ -19,10 +19,11 @@ namespace {
 constexpr int64_t kTokens = 45;
 const std::vector<int32_t> kBounds = {0, 7, 8, 45};
 
-ModelConfig taught(Branches branches, bool norms = false) {
+ModelConfig taught(Branches branches, bool norms = false, const std::string& nope_layers = "") {
   ModelConfig c = small_model();
   c.nsa.selector = Selector::index, c.nsa.d_index = 6, c.nsa.branches = branches;
   c.qk_norm = c.qkv_bias = norms;
+  c.nope_layers = nope_layers;
   if (norms) c.n_layers = 3, c.dense_layers = "1:2";
   c.resolve();
   return c;
@@ -37,6 +38,7 @@ struct Case {
 std::vector<Case> cases() {
   return {{"three branches", taught(Branches::all)},
           {"one softmax, norms, mixed layers", taught(Branches::selected, true)},
+          {"one softmax, norms, a layer without rotation", taught(Branches::selected, true, "2:3")},
           {"one softmax, documents, block recomputed", taught(Branches::selected), false, true, "block"},
           {"three branches in a dense pass", taught(Branches::all, true), true},
           {"one softmax in a dense pass, documents, attention recomputed", taught(Branches::selected), true, true,

@@ -18,7 +18,7 @@ SHAPE = ["model.init_std=0.12", "model.d_v=12", "nsa.w=12", "nsa.l_sel=16"]
 MODELS = {
     "avg": [],
     "mlp, sigmoid gate": ["nsa.phi=mlp", "nsa.gate=sigmoid"],
-    "shared, mixed layers": ["nsa.shared_kv=true", "model.n_layers=3", 'model.dense_layers="1:2"'],
+    "shared, mixed layers": ["nsa.shared_kv=true", "model.n_layers=3", 'model.dense_layers="1:2"', 'model.nope_layers="1:3"'],
     "forced branch": ["nsa.force_branch=sel"],
 }
 INDEX = ["nsa.selector=index", "nsa.d_index=6"]
@@ -28,7 +28,7 @@ TAUGHT = {
     "index, norms, shared": INDEX + ["model.qk_norm=true", "nsa.shared_kv=true"],
     "one softmax, norms": ONE_SOFTMAX + ["model.qk_norm=true"],
     "one softmax, biases, mixed layers": ONE_SOFTMAX + ["model.qkv_bias=true", "model.n_layers=3", 'model.dense_layers="1:2"'],
-    "by layer": ["model.n_layers=3", 'nsa.layers=[{"layers":"1:2","branches":"win","w":20},'
+    "by layer": ["model.n_layers=3", 'model.nope_layers="2:3"', 'nsa.layers=[{"layers":"1:2","branches":"win","w":20},'
                  '{"layers":"2:3","branches":"sel","selector":"index","d_index":6,"n_sel":3,"local_blocks":1}]'],
 }
 

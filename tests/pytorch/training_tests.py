@@ -197,6 +197,7 @@ class Training(unittest.TestCase):
     def test_layers_of_other_kinds_are_refused(self):
         for key, value, pattern in (("model.attention", "dense", "model.attention is 'dense'"),
                                     ("model.dense_layers", "1:2", "model.dense_layers is '1:2'"),
+                                    ("model.nope_layers", "1:2", "model.nope_layers is '1:2'"),
                                     ("nsa.uniform_gate", "true", "nsa.uniform_gate is True"),
                                     ("nsa.layers", '[{"layers":"1:2","branches":"win"}]', "nsa.branches is 'win'"),
                                     ("nsa.select_every", "4", "nsa.select_every is 4"), ("nsa.w", "9", "model.n_layers is 2")):

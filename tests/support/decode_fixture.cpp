@@ -29,19 +29,20 @@ std::vector<std::pair<const char*, ModelConfig>> layer_variants(ModelConfig c) {
   shared.dense_layers = "1:2", shared.nsa.shared_kv = true, shared.rope_scaling = RopeScaling::llama3;
   ModelConfig index = c, one_softmax = mixed;
   index.nsa.selector = one_softmax.nsa.selector = Selector::index;
-  index.nsa.d_index = 10, index.qk_norm = true;
+  index.nsa.d_index = 10, index.qk_norm = true, index.nope_layers = "1:2";
   one_softmax.nsa.branches = Branches::selected, one_softmax.nsa.init_blocks = 0, one_softmax.nsa.local_blocks = 1;
   one_softmax.nsa.gate = {};
   ModelConfig layers = c;
   layers.n_layers = 4, layers.qk_norm = true, layers.nsa.layers = layered_model().nsa.layers;
   layers.nsa.layers[1].w = 40;
+  layers.nope_layers = "0:1,3:4";
   layers.resolve();
   for (ModelConfig* each : {&mixed, &shared, &index, &one_softmax}) each->resolve();
   return {{"mixed layers, yarn", mixed},
           {"shared k and v, mixed layers, llama3", shared},
-          {"a taught index, qk_norm", index},
+          {"a taught index, qk_norm, a layer without rotation", index},
           {"one softmax, mixed layers, yarn", one_softmax},
-          {"nsa.layers, qk_norm", layers}};
+          {"nsa.layers, qk_norm, layers without rotation", layers}};
 }
 
 DecodeFixture::DecodeFixture(const ModelConfig& config, int64_t B, int64_t T, Device device, DType dtype, double std,

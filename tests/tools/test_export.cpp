@@ -108,6 +108,7 @@ TEST_CASE("export: what no class of transformers holds leaves with its code", "[
            {"--set 'nsa.layers=[{\"layers\":\"1:2\",\"branches\":\"win\",\"w\":9}]'", "NSA and window layers"},
            {"--set model.attention=dense", "mlp silu"},
            {kDense + "--set model.d_v=12", "d_k 8 with d_v 12"},
+           {kDense + "--set model.nope_layers=1:2", "nope_layers 1:2"},
            {kDense + "--set model.qkv_bias=true --set model.qk_norm=true", "qkv_bias with qk_norm"}}) {
     INFO(sets);
     const Exported e(sets);
@@ -118,6 +119,7 @@ TEST_CASE("export: what no class of transformers holds leaves with its code", "[
     CHECK(read_text(e.out + "/configuration_triad.py") == read_text(kPython + "configuration_triad.py"));
     const std::string dense = has(sets, "0:1") ? "[0]" : has(sets, "=dense") ? "[0,1]" : "[]";
     CHECK(config["dense_layers"].dump() == dense);
+    CHECK(config["nope_layers"].dump() == (has(sets, "nope_layers") ? "[1]" : "[]"));
     CHECK(config.contains("nsa") == !has(sets, "=dense"));
     const SafetensorsFile ours(e.checkpoint + "/model.safetensors"), theirs(e.out + "/model.safetensors");
     REQUIRE(ours.entries().size() == theirs.entries().size());

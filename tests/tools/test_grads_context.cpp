@@ -88,11 +88,11 @@ TEST_CASE("context: ranks that share a sequence compute what one process does", 
        50,
        "--set nsa.phi=mlp --set model.dense_layers=0:1 --set model.qk_norm=true --set model.qkv_bias=true",
        {}},
-      {"other strides, a window alone and one softmax in some layers, documents",
+      {"other strides, a window alone and one softmax in some layers, two without rotation, documents",
        4,
        1,
        61,
-       "--set model.n_layers=4 --set nsa.phi=conv --set "
+       "--set model.n_layers=4 --set model.nope_layers=1:3 --set nsa.phi=conv --set "
        "'nsa.layers=[{\"layers\":\"0:1\",\"branches\":\"win\",\"w\":20},"
        "{\"layers\":\"2:3\",\"branches\":\"sel\",\"selector\":\"index\",\"d_index\":6,\"l_sel\":4},"
        "{\"layers\":\"3:4\",\"l\":4,\"d\":2,\"n_sel\":6,\"w\":3}]'",

@@ -32,7 +32,8 @@ const std::vector<Kind> kKinds = {
     {"window", "--set nsa.branches=win"},
     {"one list for 4 tokens", "--set nsa.select_every=4"},
     {"by layer",
-     "--set model.n_layers=4 --set model.dense_layers=0:1 --set 'nsa.layers=[{\"layers\":\"1:2\",\"branches\":\"win\"},"
+     "--set model.n_layers=4 --set model.dense_layers=0:1 --set model.nope_layers=0:1,2:4 --set "
+     "'nsa.layers=[{\"layers\":\"1:2\",\"branches\":\"win\"},"
      "{\"layers\":\"2:3\",\"branches\":\"sel\",\"selector\":\"index\",\"d_index\":8,\"local_blocks\":1},"
      "{\"layers\":\"3:4\",\"selector\":\"index\"}]'"}};
 
@@ -185,6 +186,7 @@ TEST_CASE("import: what an exported model with code of its own cannot become", "
            {"nsa", {{"l", 8}, {"k", 1}}, {"config.json", "nsa.k"}},
            {"dense_layers", {0, 4}, {"dense_layers is 4", "0 to 3"}},
            {"dense_layers", {1}, {"blocks.0.attn"}},
+           {"nope_layers", {-1}, {"nope_layers is -1", "0 to 3"}},
            {"mlp", "relu", {"config.json", "mlp", "relu"}},
            {"v_head_dim", 0, {"v_head_dim is 0"}},
            {"rope", {{"scaling", "linear"}}, {"rope.scaling is \"linear\"", "llama3"}},

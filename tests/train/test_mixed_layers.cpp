@@ -278,6 +278,8 @@ TEST_CASE("mixed layers: bad keys are errors that name key and value", "[train][
       {"model.dense_layers=1:9", {"model.dense_layers is \"1:9\"", "0:2"}},
       {"model.dense_layers=0:2", {"model.dense_layers is \"0:2\"", "every layer"}},
       {"model.dense_layers=1", {"model.dense_layers is 1", "a string"}},
+      {"model.nope_layers=1:9", {"model.nope_layers is \"1:9\"", "0:2"}},
+      {"model.nope_layers=0:1=mlp", {"model.nope_layers is \"0:1=mlp\"", "ranges of layers"}},
       {"model.rope_scaling=linear", {"model.rope_scaling is \"linear\"", "none|llama3|yarn"}},
       {"model.rope_factor=0.5", {"model.rope_factor is 0.5", "at least 1"}},
       {"model.rope_original_len=1.5", {"model.rope_original_len is 1.5", "an integer"}},

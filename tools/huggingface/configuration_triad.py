@@ -64,6 +64,7 @@ class TriadConfig(PretrainedConfig):
         qkv_bias=False,
         qk_norm=False,
         dense_layers=(),  # numbers of the layers with plain causal attention; the other layers have NSA
+        nope_layers=(),  # numbers of the layers that do not rotate queries and keys
         nsa=None,
         rope=None,
         max_position_embeddings=2048,  # the training length; longer texts are computed too
@@ -85,6 +86,7 @@ class TriadConfig(PretrainedConfig):
         self.qkv_bias = qkv_bias
         self.qk_norm = qk_norm
         self.dense_layers = list(dense_layers)
+        self.nope_layers = list(nope_layers)
         self.nsa = complete_group("nsa", NSA_KEYS, nsa or {})
         self.rope = complete_group("rope", ROPE_KEYS, rope or {})
         self.max_position_embeddings = max_position_embeddings

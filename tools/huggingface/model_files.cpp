@@ -56,6 +56,7 @@ std::string only_in_triad(const ModelConfig& c) {
     kinds.pop_back();
     found.push_back(fmt::format("{}{}{} layers", fmt::join(kinds, ", "), kinds.empty() ? "" : " and ", last));
   }
+  if (!c.nope_layers.empty()) found.push_back("nope_layers " + c.nope_layers);
   if (c.mlp == MlpKind::silu) found.push_back("mlp silu");
   if (c.d_k != c.d_v) found.push_back(fmt::format("d_k {} with d_v {}", c.d_k, c.d_v));
   if (has_biases(c) && has_qk_norm(c)) found.push_back("qkv_bias with qk_norm");
@@ -173,9 +174,11 @@ Json updated_config(const Json& imported, const Json& fresh, int64_t seq_len) {
 // config.json for model_type triad (configuration_triad.py).
 Json triad_config(const Config& config) {
   const ModelConfig& m = config.model;
-  Json dense_layers = Json::array();
-  for (int64_t i = 0; i < m.n_layers; ++i)
+  Json dense_layers = Json::array(), nope_layers = Json::array();
+  for (int64_t i = 0; i < m.n_layers; ++i) {
     if (m.attention_of(i) == AttentionKind::dense) dense_layers.push_back(i);
+    if (!m.rotates(i)) nope_layers.push_back(i);
+  }
   Json json = shape_config(config, word_of(HuggingFaceClass::triad), model_type_of(HuggingFaceClass::triad));
   json["auto_map"] = {{"AutoConfig", "configuration_triad.TriadConfig"},
                       {"AutoModel", "modeling_triad.TriadModel"},
@@ -185,6 +188,7 @@ Json triad_config(const Config& config) {
   json["qkv_bias"] = has_biases(m);
   json["qk_norm"] = has_qk_norm(m);
   json["dense_layers"] = dense_layers;
+  json["nope_layers"] = nope_layers;
   json["rope"] = {{"theta", m.rope_theta},
                   {"scale", m.rope_scale},
                   {"scaling", word_of(m.rope_scaling)},

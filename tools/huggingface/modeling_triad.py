@@ -175,7 +175,9 @@ class Rotation:
 
 
 def rotate(x, cos_sin):
-    """x [B, T, heads, D]: rotates the pairs (j, j + D/2). cos_sin: as Rotation.at returns them."""
+    """x [B, T, heads, D]: rotates the pairs (j, j + D/2). cos_sin: as Rotation.at returns them; None: no rotation."""
+    if cos_sin is None:
+        return x
     cos, sin = cos_sin[x.size(-1)]
     u, v = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((u * cos - v * sin, v * cos + u * sin), -1).to(x.dtype)
@@ -599,11 +601,12 @@ class TriadBlock(nn.Module):
         nsa = config.nsa_at(layer)
         sparse = {"sel": SelectedAttention, "win": WindowAttention}.get(nsa["branches"], NativeSparseAttention)
         self.attn = DenseAttention(config) if layer in config.dense_layers else sparse(config, nsa)
+        self.rotates = layer not in config.nope_layers
         self.norm2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwigluMLP(config) if config.mlp == "swiglu" else SiluMLP(config)
 
     def forward(self, x, span, cache, cos_sin):
-        x = x + self.attn(self.norm1(x), span, cache, cos_sin)
+        x = x + self.attn(self.norm1(x), span, cache, cos_sin if self.rotates else None)
         return x + self.mlp(self.norm2(x))
 
 

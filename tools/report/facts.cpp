@@ -137,14 +137,16 @@ void add_costs(std::vector<Fact>& facts, const ReportRun& run) {
 // "nsa", "dense", or "nsa, win in layers 2:4, dense in layers 0:2".
 std::string attention_of(const Json& config) {
   const std::string kind = word(value_of(config, "model", "attention"));
-  const std::string dense = word(value_of(config, "model", "dense_layers"));
-  if (kind != "nsa") return kind;
+  const std::string dense = word(value_of(config, "model", "dense_layers")),
+                    nope = word(value_of(config, "model", "nope_layers"));
+  const std::string rotation = nope.empty() ? "" : ", no rotation in layers " + nope;
+  if (kind != "nsa") return kind + rotation;
   std::string text = kind;
   const Json layers = value_of(config, "nsa", "layers");
   for (const Json& entry : layers.is_array() ? layers : Json::array())
     text += fmt::format(", {} in layers {}", entry.contains("branches") ? word(entry["branches"]) : "other options",
                         entry.contains("layers") ? word(entry["layers"]) : "?");
-  return text + (dense.empty() ? "" : ", dense in layers " + dense);
+  return text + (dense.empty() ? "" : ", dense in layers " + dense) + rotation;
 }
 
 // train.stages as text: "100 steps, attention dense, then 50 steps, seq_len 8192"; empty without them.

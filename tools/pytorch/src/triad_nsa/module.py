@@ -158,11 +158,13 @@ class NSAAttention(nn.Module):
         for entry in n.get("layers") or ():
             if any(layer in range(*map(int, part.split(":"))) for part in entry["layers"].split(",")):
                 n.update({key: value for key, value in entry.items() if key != "layers"})
-        dense = [range(*map(int, part.split(":"))) for part in m["dense_layers"].split(",") if part]
+        dense, nope = ([range(*map(int, part.split(":"))) for part in m.get(key, "").split(",") if part]
+                       for key in ("dense_layers", "nope_layers"))
         for key, value, wrong in (
                 ("model.n_layers", m["n_layers"], not 0 <= layer < m["n_layers"]),
                 ("model.attention", m["attention"], m["attention"] != "nsa"),
                 ("model.dense_layers", m["dense_layers"], any(layer in part for part in dense)),
+                ("model.nope_layers", m.get("nope_layers"), any(layer in part for part in nope)),
                 ("model.rope_scaling", m["rope_scaling"], m["rope_scaling"] != "none"),
                 ("nsa.branches", n["branches"], n["branches"] == "win"),
                 ("nsa.select_every", n.get("select_every", 1), n.get("select_every", 1) != 1),

@@ -14,8 +14,8 @@ struct LoraLayer;  // lora.h
 struct LayerContext {
   const ModelConfig& config;
   const AttentionExec& exec;
-  RopeTables rope;             // of the layer's q and k
-  RopeTables index_rope = {};  // of its index
+  RopeTables rope;             // the layer's q and k
+  RopeTables index_rope = {};  // its index
   int64_t B, T;                // T: tokens per sequence on this rank
   // The documents in packed rows, absent if every row is one document; and which tokens of each sequence this rank has.
   Documents documents = {};

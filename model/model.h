@@ -102,7 +102,7 @@ class Model {
   std::vector<LoraLayer> lora_;  // layers' adapters; empty without LoRA
   ModelTensors<ConstTensor> w_;
   ModelTensors<Tensor> g_;
-  std::map<std::pair<int64_t, bool>, RopeTables> rope_;  // by width of the heads, and whether the layer rotates
+  std::map<std::pair<int64_t, bool>, RopeTables> rope_;  // key: head width, and whether the layer rotates
   Tensor index_loss_;                                    // see index_loss()
   Tensor fp8_counts_;                                    // see count_fp8()
   bool keep_block_index_ = false, dense_ = false;

@@ -37,12 +37,12 @@ NSA = {
     "l = d, more forced blocks": ["nsa.l=4", "nsa.d=4", "nsa.n_sel=6", "nsa.init_blocks=2", "nsa.local_blocks=3", "nsa.w=1"],
     "forced branch": ["nsa.force_branch=sel"],
     "uniform gate, shared keys": ["nsa.uniform_gate=true", "nsa.shared_kv=true"],
-    "mixed layers, gate_init, llama3 rope": ["model.n_layers=3", 'model.dense_layers="1:2"', "nsa.gate_init=[0.2,0.3,0.5]",
-                                             "model.rope_scaling=llama3", "model.rope_factor=4", "model.rope_original_len=64"],
+    "mixed layers, gate_init, llama3 rope": ["model.n_layers=3", 'model.dense_layers="1:2"', 'model.nope_layers="1:3"',
+                                             "nsa.gate_init=[0.2,0.3,0.5]", "model.rope_scaling=llama3", "model.rope_factor=4", "model.rope_original_len=64"],
     "biases and norms, yarn": ["model.qkv_bias=true", "model.qk_norm=true", "model.rope_scaling=yarn", "model.rope_factor=4",
                                "model.rope_original_len=64"],
     "layers with other strides, a window alone, one softmax, norms": [
-        "model.n_layers=4", "model.qk_norm=true", "nsa.phi=conv", "nsa.index_loss=0",
+        "model.n_layers=4", 'model.nope_layers="0:1,3:4"', "model.qk_norm=true", "nsa.phi=conv", "nsa.index_loss=0",
         'nsa.layers=[{"layers":"1:2","l":4,"d":2,"l_sel":8,"n_sel":6,"w":20,"init_blocks":0},'
         '{"layers":"2:3","branches":"win","w":30},{"layers":"3:4","branches":"sel","selector":"index","d_index":6,"n_sel":5}]'],
     "one list for 8 tokens": ["nsa.select_every=8"],

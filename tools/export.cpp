@@ -224,9 +224,10 @@ void add_export(CLI::App& app) {
   verb->add_option("CHECKPOINT", o->checkpoint, "a checkpoint, a run's folder, or a file of weights in one")
       ->required();
   verb->add_option("--out", o->out, "folder to write; it must not exist, or be empty")->required();
-  verb->add_option("--format", o->format,
-                   "hf: for Hugging Face's transformers, as the class from which the model was imported, as Llama, "
-                   "Qwen2 or Qwen3, or with code of its own; triad: a checkpoint with one whole file of weights")
+  verb->add_option(
+          "--format", o->format,
+          "hf: for Hugging Face's transformers, as the class from which the model was imported, as Llama, "
+          "Qwen2, Qwen3 or SmolLM3, or with code of its own; triad: a checkpoint with one whole file of weights")
       ->capture_default_str();
   verb->add_option("--dtype", o->dtype,
                    "bf16 or f32, which keeps every bit; default: bf16, for format triad and --adapter f32");

@@ -95,11 +95,9 @@ HuggingFaceClass read_class(const Object& file) {
       if ((*list)[0].get<std::string>() == word) return value;
     file.refuse("architectures", *list, wanted);
   }
-  constexpr std::pair<const char*, HuggingFaceClass> kTypes[] = {{"llama", HuggingFaceClass::llama},
-                                                                 {"mistral", HuggingFaceClass::mistral},
-                                                                 {"qwen2", HuggingFaceClass::qwen2},
-                                                                 {"qwen3", HuggingFaceClass::qwen3},
-                                                                 {"triad", HuggingFaceClass::triad}};
+  constexpr std::pair<const char*, HuggingFaceClass> kTypes[] = {
+      {"llama", HuggingFaceClass::llama}, {"mistral", HuggingFaceClass::mistral}, {"qwen2", HuggingFaceClass::qwen2},
+      {"qwen3", HuggingFaceClass::qwen3}, {"smollm3", HuggingFaceClass::smollm3}, {"triad", HuggingFaceClass::triad}};
   const std::string type = file.text("model_type", "");
   TRIAD_CHECK(!type.empty(), "{}: neither architectures nor model_type says what model this is: {}", file.path(),
               wanted);
@@ -118,9 +116,9 @@ void refuse_unknown_arithmetic(const Object& file, HuggingFaceClass model_class)
     file.refuse("auto_map", *map, "a model with code of its own cannot be taken");
   if (const std::string act = file.text("hidden_act", "silu"); act != "silu" && act != "swish")
     file.refuse("hidden_act", act, "silu is needed");
-  if (model_class == llama && file.flag("mlp_bias", false))
+  if ((model_class == llama || model_class == smollm3) && file.flag("mlp_bias", false))
     file.refuse("mlp_bias", true, "biases in the MLP cannot be taken");
-  if ((model_class == llama || model_class == qwen3) && file.flag("attention_bias", false))
+  if ((model_class == llama || model_class == qwen3 || model_class == smollm3) && file.flag("attention_bias", false))
     file.refuse("attention_bias", true, "it gives o_proj a bias, too, which cannot be taken");
 }
 
@@ -136,10 +134,12 @@ void refuse_sliding_windows(const Object& file, const HuggingFaceConfig& c) {
         file.refuse("layer_types", type, "full_attention is needed in each layer; " + wanted);
   }
   if (c.model_class == HuggingFaceClass::llama) return;
-  const bool mistral = c.model_class == HuggingFaceClass::mistral;
+  const bool mistral = c.model_class == HuggingFaceClass::mistral, smollm3 = c.model_class == HuggingFaceClass::smollm3;
   if (!mistral && (types != nullptr || !file.flag("use_sliding_window", false))) return;
-  if (!mistral && file.integer("max_window_layers", 0, kMostPositions, kDefaultFirstLayer) >= c.n_layers) return;
-  if (file.has("sliding_window") && file.find("sliding_window") == nullptr) return;  // null: no window
+  // SmolLM3's windows are in its layers without rotation.
+  const bool has_first_layer = !mistral && !smollm3;
+  if (has_first_layer && file.integer("max_window_layers", 0, kMostPositions, kDefaultFirstLayer) >= c.n_layers) return;
+  if ((file.has("sliding_window") || smollm3) && file.find("sliding_window") == nullptr) return;  // null: no window
   const int64_t window = file.integer("sliding_window", 0, kMostPositions, kDefaultWindow);
   if (window < c.max_positions)
     file.refuse(
@@ -167,7 +167,7 @@ void refuse_yarn_variants(const Object& rope, double factor) {
 
 // The rotation's parameters: `rope_scaling` (the Hub's files, with rope_theta next to it) or `rope_parameters`
 // (transformers 5). If a file has both, the first one counts, as in transformers.
-HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_positions) {
+HuggingFaceRope read_rope(const Object& file, const Json& json, const HuggingFaceConfig& c) {
   static const Json kNone = Json::object();
   const Json *scaling = file.find("rope_scaling"), *parameters = file.find("rope_parameters");
   const bool old = scaling != nullptr && !scaling->empty();
@@ -182,6 +182,8 @@ HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_posi
       object.refuse("partial_rotary_factor", *object.find("partial_rotary_factor"), "1 is needed");
 
   HuggingFaceRope r;
+  constexpr double kSmolLM3Theta = 2e6;
+  if (c.model_class == HuggingFaceClass::smollm3) r.theta = kSmolLM3Theta;
   r.theta = rope.number("rope_theta", above(0), file.number("rope_theta", above(0), r.theta));
   const char* const type_key = rope.find("rope_type") != nullptr ? "rope_type" : "type";
   r.type = rope.text(type_key, r.type);
@@ -194,7 +196,7 @@ HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_posi
   }
   constexpr const char* kOriginal = "original_max_position_embeddings";
   r.original_len = json.contains(kOriginal) ? file.integer(kOriginal, 1, kMostPositions)
-                                            : rope.integer(kOriginal, 1, kMostPositions, max_positions);
+                                            : rope.integer(kOriginal, 1, kMostPositions, c.max_positions);
   if (r.type == "llama3") {
     r.factor = rope.number("factor", at_least(1));
     r.low_freq = rope.number("low_freq_factor", above(0));
@@ -204,7 +206,7 @@ HuggingFaceRope read_rope(const Object& file, const Json& json, int64_t max_posi
     return r;
   }
   // transformers allows a null factor, for which it takes the lengths' quotient.
-  const double quotient = static_cast<double>(max_positions) / static_cast<double>(r.original_len);
+  const double quotient = static_cast<double>(c.max_positions) / static_cast<double>(r.original_len);
   r.factor = rope.has("factor") ? rope.number("factor", at_least(1), quotient) : rope.number("factor", at_least(1));
   TRIAD_CHECK(r.factor >= 1, "{}: {} is null, and max_position_embeddings / {} is {}: 1 or more is needed", rope.path(),
               rope.name("factor"), kOriginal, r.factor);
@@ -258,6 +260,24 @@ std::vector<int64_t> read_layers(const Object& file, const char* key, int64_t n_
   return {layers.begin(), layers.end()};
 }
 
+// SmolLM3's layers without rotation: those with a 0 in the list, or without a list every so many.
+std::vector<int64_t> read_no_rope_layers(const Object& file, int64_t n_layers) {
+  constexpr const char* kList = "no_rope_layers";
+  constexpr int64_t kInterval = 4;
+  const int64_t interval = file.integer("no_rope_layer_interval", 1, kMostPositions, kInterval);
+  const Json* const list = file.find(kList);
+  if (list != nullptr && (!list->is_array() || static_cast<int64_t>(list->size()) < n_layers))
+    file.refuse(kList, *list, fmt::format("a list of 1 and 0 for each of {} layers is needed", n_layers));
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < n_layers; ++i) {
+    const Json rotates = list == nullptr ? Json((i + 1) % interval != 0) : (*list)[static_cast<size_t>(i)];
+    if (rotates != 0 && rotates != 1 && !rotates.is_boolean())
+      file.refuse(kList, rotates, "1, for a layer with rotation, or 0 is needed");
+    if (rotates == 0 || rotates == false) layers.push_back(i);
+  }
+  return layers;
+}
+
 // What TriadForCausalLM has and transformers' classes do not.
 void read_triad(const Object& file, HuggingFaceConfig& c) {
   constexpr double kMostHeadDim = 256;
@@ -290,6 +310,8 @@ ClassDefaults defaults_of(HuggingFaceClass model_class) {
       return {32768, 32, 0};
     case HuggingFaceClass::qwen3:
       return {32768, 32, 128};
+    case HuggingFaceClass::smollm3:
+      return {32768, 4, 0};
     case HuggingFaceClass::triad:  // configuration_triad.py
       return {2048, 2, 32};
   }
@@ -362,7 +384,7 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path) {
   read_shape(file, c);
   c.norm_eps = file.number("rms_norm_eps", above(0), c.norm_eps);
   c.init_std = file.number("initializer_range", at_least(0), c.init_std);
-  c.tie_embeddings = file.flag("tie_word_embeddings", false);
+  c.tie_embeddings = file.flag("tie_word_embeddings", c.model_class == HuggingFaceClass::smollm3);
   c.v_head_dim = c.head_dim;
   if (c.model_class == HuggingFaceClass::triad) {
     read_triad(file, c);
@@ -371,7 +393,8 @@ HuggingFaceConfig parse_huggingface_config(Json json, const std::string& path) {
   c.qkv_bias = c.model_class == HuggingFaceClass::qwen2;
   c.qk_norm = c.model_class == HuggingFaceClass::qwen3;
   refuse_sliding_windows(file, c);
-  c.rope = read_rope(file, c.json, c.max_positions);
+  c.rope = read_rope(file, c.json, c);
+  if (c.model_class == HuggingFaceClass::smollm3) c.nope_layers = read_no_rope_layers(file, c.n_layers);
   return c;
 }
 

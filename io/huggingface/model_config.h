@@ -16,15 +16,13 @@ namespace triad {
 
 // The classes that `triad import` takes: transformers' own, and the one in modeling_triad.py, with which `triad export`
 // writes the models that transformers has no class for.
-enum class HuggingFaceClass { llama, mistral, qwen2, qwen3, triad };
+enum class HuggingFaceClass { llama, mistral, qwen2, qwen3, smollm3, triad };
 template <>
 struct EnumWords<HuggingFaceClass> {
   static constexpr std::pair<std::string_view, HuggingFaceClass> words[] = {
-      {"LlamaForCausalLM", HuggingFaceClass::llama},
-      {"MistralForCausalLM", HuggingFaceClass::mistral},
-      {"Qwen2ForCausalLM", HuggingFaceClass::qwen2},
-      {"Qwen3ForCausalLM", HuggingFaceClass::qwen3},
-      {"TriadForCausalLM", HuggingFaceClass::triad}};
+      {"LlamaForCausalLM", HuggingFaceClass::llama},     {"MistralForCausalLM", HuggingFaceClass::mistral},
+      {"Qwen2ForCausalLM", HuggingFaceClass::qwen2},     {"Qwen3ForCausalLM", HuggingFaceClass::qwen3},
+      {"SmolLM3ForCausalLM", HuggingFaceClass::smollm3}, {"TriadForCausalLM", HuggingFaceClass::triad}};
 };
 
 // How queries and keys are rotated. `type` is transformers' rope_type: default, linear, llama3 or yarn. The fields
@@ -50,7 +48,7 @@ struct HuggingFaceConfig {
   int64_t v_head_dim = 0;             // width of a value head; other than head_dim in TriadForCausalLM alone
   std::string mlp = "swiglu";         // a word of the config key model.mlp
   std::vector<int64_t> dense_layers;  // TriadForCausalLM with `nsa`: the layers with dense attention
-  std::vector<int64_t> nope_layers;   // TriadForCausalLM: the layers without rotation
+  std::vector<int64_t> nope_layers;   // SmolLM3 and TriadForCausalLM: the layers without rotation
   Json nsa;                           // TriadForCausalLM: the config's group nsa, unchecked; null: attention is dense
   Json json;                          // the whole file, which an export keeps
 };

@@ -1,5 +1,5 @@
-// The names of a dense model's tensors: Triad's (model/README.md) and those in transformers' Llama, Mistral, Qwen2 and
-// Qwen3, the same in all four; and the names of any model's tensors in TriadForCausalLM.
+// The names of a dense model's tensors: Triad's (model/README.md) and those in transformers' Llama, Mistral, Qwen2,
+// Qwen3 and SmolLM3, the same in all five; and the names of any model's tensors in TriadForCausalLM.
 #pragma once
 #include <optional>
 #include <string>

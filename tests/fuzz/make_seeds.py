@@ -245,6 +245,7 @@ def huggingface():
     seed("window", llama | {"architectures": ["MistralForCausalLM"], "sliding_window": 128})
     seed("qwen2", llama | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 2})
     seed("qwen3", llama | {"architectures": None, "model_type": "qwen3", "layer_types": ["full_attention"] * 2})
+    seed("smollm3", llama | {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0], "no_rope_layer_interval": 4})
     seed("layer-types", llama | {"layer_types": ["full_attention", "sliding_attention"]})
     seed("other", llama | {"architectures": ["MixtralForCausalLM"]})
     seed("bias", llama | {"attention_bias": True})

@@ -70,7 +70,8 @@ TEST_CASE("export: a dense model leaves as the class that holds it, every tensor
            {"", "LlamaForCausalLM"},
            {"--set model.tie_embeddings=true --set model.d_k=12 --set model.d_v=12", "LlamaForCausalLM"},
            {"--set model.qkv_bias=true", "Qwen2ForCausalLM"},
-           {"--set model.qk_norm=true", "Qwen3ForCausalLM"}}) {
+           {"--set model.qk_norm=true", "Qwen3ForCausalLM"},
+           {"--set model.nope_layers=0:1", "SmolLM3ForCausalLM"}}) {
     INFO(sets);
     const Exported e(kDense + sets);
     CHECK(e.config()["architectures"] == Json::array({architecture}));
@@ -78,6 +79,7 @@ TEST_CASE("export: a dense model leaves as the class that holds it, every tensor
     const HuggingFaceConfig config = read_huggingface_config(e.out);
     CHECK(word_of(config.model_class) == architecture);
     CHECK(config.tie_embeddings == has(sets, "tie"));
+    CHECK(config.nope_layers == (has(sets, "nope") ? std::vector<int64_t>{0} : std::vector<int64_t>{}));
     const SafetensorsFile ours(e.checkpoint + "/model.safetensors"), theirs(e.out + "/model.safetensors");
     REQUIRE(ours.entries().size() == theirs.entries().size());
     CHECK(same_tensor(ours, "embed.weight", theirs, "model.embed_tokens.weight"));
@@ -108,7 +110,7 @@ TEST_CASE("export: what no class of transformers holds leaves with its code", "[
            {"--set 'nsa.layers=[{\"layers\":\"1:2\",\"branches\":\"win\",\"w\":9}]'", "NSA and window layers"},
            {"--set model.attention=dense", "mlp silu"},
            {kDense + "--set model.d_v=12", "d_k 8 with d_v 12"},
-           {kDense + "--set model.nope_layers=1:2", "nope_layers 1:2"},
+           {kDense + "--set model.qk_norm=true --set model.nope_layers=1:2", "nope_layers with qk_norm"},
            {kDense + "--set model.qkv_bias=true --set model.qk_norm=true", "qkv_bias with qk_norm"}}) {
     INFO(sets);
     const Exported e(sets);

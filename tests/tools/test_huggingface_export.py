@@ -5,8 +5,9 @@
 
 NSA models (every phi and gate, mixed layers, nsa.layers, scaled rotations): logits and gradients against `triad grads` in fp32 on the CPU, over
 a length where blocks are chosen; generate with the cache, without it, with padding, and `triad generate`: the same greedy tokens. Dense
-models load as Llama, Qwen2 and Qwen3. A model of transformers that is imported and exported has the same bits. The byte tokenizer
+models load as Llama, Qwen2, Qwen3 and SmolLM3. A model of transformers that is imported and exported has the same bits. The byte tokenizer
 gives bytes. Skipped where torch or transformers is missing."""
+import functools
 import json
 import os
 import pathlib
@@ -57,6 +58,7 @@ DENSE = {
     "Llama, llama3 rope": ["model.rope_scaling=llama3", "model.rope_factor=4", "model.rope_original_len=64"],
     "Qwen2, yarn": ["model.qkv_bias=true", "model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_len=64"],
     "Qwen3": ["model.qk_norm=true", "model.d_k=16", "model.d_v=16"],
+    "SmolLM3": ["model.n_layers=3", 'model.nope_layers="1:2"'],
 }
 PROMPT = b"In 1789 a shepherd counted 42 sheep, and 17 goats"
 
@@ -169,7 +171,9 @@ def check_round_trip(triad):
     """A model of transformers, imported and exported: the same class, configuration and bits."""
     shape = dict(vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, max_position_embeddings=256)
-    classes = (transformers.LlamaConfig, transformers.MistralConfig, transformers.Qwen2Config, transformers.Qwen3Config)
+    classes = (transformers.LlamaConfig, transformers.MistralConfig, transformers.Qwen2Config, transformers.Qwen3Config,
+               functools.partial(transformers.SmolLM3Config, no_rope_layers=[0, 1], bos_token_id=None, eos_token_id=None,
+                                 pad_token_id=None))
     for config in (each(**shape) for each in classes):
         if hasattr(config, "sliding_window"):
             config.sliding_window = None

@@ -29,6 +29,8 @@ const char* model_type_of(HuggingFaceClass c) {
       return "qwen2";
     case qwen3:
       return "qwen3";
+    case smollm3:
+      return "smollm3";
     case HuggingFaceClass::triad:
       return "triad";
   }
@@ -56,10 +58,11 @@ std::string only_in_triad(const ModelConfig& c) {
     kinds.pop_back();
     found.push_back(fmt::format("{}{}{} layers", fmt::join(kinds, ", "), kinds.empty() ? "" : " and ", last));
   }
-  if (!c.nope_layers.empty()) found.push_back("nope_layers " + c.nope_layers);
   if (c.mlp == MlpKind::silu) found.push_back("mlp silu");
   if (c.d_k != c.d_v) found.push_back(fmt::format("d_k {} with d_v {}", c.d_k, c.d_v));
   if (has_biases(c) && has_qk_norm(c)) found.push_back("qkv_bias with qk_norm");
+  if (!c.nope_layers.empty() && (has_biases(c) || has_qk_norm(c)))
+    found.push_back(fmt::format("nope_layers with {}", has_biases(c) ? "qkv_bias" : "qk_norm"));
   return fmt::format("{}", fmt::join(found, ", "));
 }
 
@@ -134,12 +137,18 @@ Json dense_config(const Config& config, HuggingFaceClass c) {
   json["rope_scaling"] = scaling;
   json["rope_parameters"] = scaling.is_null() ? Json({{"rope_type", "default"}}) : scaling;
   json["rope_parameters"]["rope_theta"] = m.rope_theta;
-  if (c == llama) json["mlp_bias"] = false;
-  if (c == llama || c == qwen3) json["attention_bias"] = false;
+  if (c == llama || c == smollm3) json["mlp_bias"] = false;
+  if (c == llama || c == qwen3 || c == smollm3) json["attention_bias"] = false;
   if (c != llama) json["sliding_window"] = nullptr;
   if (c == qwen2 || c == qwen3) {
     json["use_sliding_window"] = false;
     json["max_window_layers"] = m.n_layers;
+  }
+  if (c == smollm3) {
+    json["pad_token_id"] = nullptr;  // else the class takes 128,004, which a small vocabulary lacks
+    json["use_sliding_window"] = false;
+    json["no_rope_layers"] = Json::array();
+    for (int64_t i = 0; i < m.n_layers; ++i) json["no_rope_layers"].push_back(m.rotates(i) ? 1 : 0);
   }
   return json;
 }
@@ -150,7 +159,7 @@ bool same_model(const HuggingFaceConfig& a, const HuggingFaceConfig& b) {
     const HuggingFaceRope& r = c.rope;
     return std::tuple(
         std::tuple(c.model_class, c.dim, c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.mlp_hidden),
-        std::tuple(c.vocab_size, c.norm_eps, c.tie_embeddings, c.qkv_bias, c.qk_norm),
+        std::tuple(c.vocab_size, c.norm_eps, c.tie_embeddings, c.qkv_bias, c.qk_norm, c.nope_layers),
         std::tuple(r.type, r.theta, r.factor, r.original_len, r.low_freq, r.high_freq, r.beta_fast, r.beta_slow));
   };
   return facts(a) == facts(b);
@@ -164,7 +173,8 @@ Json updated_config(const Json& imported, const Json& fresh, int64_t seq_len) {
   json["architectures"] = fresh["architectures"];
   if (before.max_positions < seq_len) json["max_position_embeddings"] = seq_len;
   if (same_model(parse_huggingface_config(json, "the exported config.json"), wanted)) return json;
-  for (const auto& [key, value] : fresh.items()) json[key] = value;
+  for (const auto& [key, value] : fresh.items())
+    if (key != "pad_token_id" || !json.contains(key)) json[key] = value;
   json["max_position_embeddings"] = std::max(before.max_positions, wanted.max_positions);
   const bool same = same_model(parse_huggingface_config(json, "the exported config.json"), wanted);
   TRIAD_CHECK(same, "origin.config in state.json: {}: a key in it changes the exported model", brief(imported));
@@ -209,6 +219,7 @@ std::string ExportClass::word() const { return std::string(word_of(huggingface.v
 ExportClass export_class(const ModelConfig& c, const Json& origin) {
   const std::string reason = only_in_triad(c);
   if (!reason.empty()) return {std::nullopt, reason};
+  if (!c.nope_layers.empty()) return {smollm3, ""};
   if (has_biases(c)) return {qwen2, ""};
   if (has_qk_norm(c)) return {qwen3, ""};
   if (!origin.is_null() && origin.value("architecture", "") == word_of(mistral)) return {mistral, ""};

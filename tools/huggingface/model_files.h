@@ -15,7 +15,8 @@ struct ExportClass {
   std::string word() const;  // "LlamaForCausalLM", "TriadForCausalLM"
 };
 // The class from which the model was imported (`origin` in its state.json, or null) if it can still hold the model;
-// else Qwen2 for biases, Qwen3 for qk_norm, and Llama; and model_type triad for what none can hold.
+// else Qwen2 for biases, Qwen3 for qk_norm, SmolLM3 for layers without rotation, and Llama; and model_type triad for
+// what none can hold.
 ExportClass export_class(const ModelConfig&, const Json& origin);
 
 // A tensor's name in the class's files.

@@ -128,7 +128,8 @@ class Training(unittest.TestCase):
                 "nsa.shared_kv=true", "nsa.phi=conv", "model.qk_norm=true", "nsa.gate=sigmoid", "model.qkv_bias=true"],
                            "taught index, one softmax": ["nsa.selector=index", "nsa.branches=sel", "nsa.d_index=6", "model.qk_norm=true",
                                             "nsa.init_blocks=0", "nsa.local_blocks=1", "nsa.n_sel=2", "nsa.index_loss=0.5"],
-                           "taught index, three branches": ["nsa.selector=index", "nsa.d_index=6", "nsa.phi=conv", "model.qkv_bias=true"]}.items():
+                           "taught index, three branches, no rotation": ["nsa.selector=index", "nsa.d_index=6", "nsa.phi=conv",
+                                                                         "model.qkv_bias=true", "model.nope_layers=1:3"]}.items():
             with self.subTest(name), tempfile.TemporaryDirectory() as path:
                 self.check(name, pathlib.Path(path), sets)
 
@@ -197,7 +198,6 @@ class Training(unittest.TestCase):
     def test_layers_of_other_kinds_are_refused(self):
         for key, value, pattern in (("model.attention", "dense", "model.attention is 'dense'"),
                                     ("model.dense_layers", "1:2", "model.dense_layers is '1:2'"),
-                                    ("model.nope_layers", "1:2", "model.nope_layers is '1:2'"),
                                     ("nsa.uniform_gate", "true", "nsa.uniform_gate is True"),
                                     ("nsa.layers", '[{"layers":"1:2","branches":"win"}]', "nsa.branches is 'win'"),
                                     ("nsa.select_every", "4", "nsa.select_every is 4"), ("nsa.w", "9", "model.n_layers is 2")):

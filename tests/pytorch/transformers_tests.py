@@ -23,7 +23,7 @@ if HAS:
     transformers.logging.disable_progress_bar()
 
 SMALL = dict(block=16, selected=3, init_blocks=0, local_blocks=1)
-CLASSES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+CLASSES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 
 
 def tokens(count=200, rows=1):
@@ -37,7 +37,7 @@ class Transformers(unittest.TestCase):
         config = getattr(transformers, f"{name}Config")(**{**dict(
             vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             head_dim=8, max_position_embeddings=512, initializer_range=0.15, sliding_window=None, eos_token_id=None, bos_token_id=None,
-            pad_token_id=None), **more})
+            pad_token_id=None), **(dict(no_rope_layers=[1, 0]) if name == "SmolLM3" else {}), **more})
         return transformers.AutoModelForCausalLM.from_config(config)
 
     def converted(self, name="Llama", **options):

@@ -1,4 +1,4 @@
-"""Models of transformers (Llama, Qwen, Mistral) with one softmax over the blocks that an index of their own lists, as in MSA:
+"""Models of transformers (Llama, Qwen, Mistral, SmolLM3) with one softmax over the blocks that an index of their own lists, as in MSA:
 attention implementation "triad_msa".
 
     convert(model)                                         # adds an index to each layer
@@ -44,9 +44,11 @@ class Index(nn.Module):
 
     def forward(self, attention, arguments, named):
         x = (named["hidden_states"] if "hidden_states" in named else arguments[0]).detach()
-        tables = [table[..., :table.size(-1) // 2:self.share] for table in named["position_embeddings"]]
-        q, k = (rotate(norm(projection(x).unflatten(-1, (heads, -1))), *tables) for norm, projection, heads in (
+        q, k = (norm(projection(x).unflatten(-1, (heads, -1))) for norm, projection, heads in (
             (self.q_norm, self.q_proj, self.groups), (self.k_norm, self.k_proj, 1)))
+        if getattr(attention, "use_rope", True):  # in SmolLM3 some layers do not rotate
+            tables = [table[..., :table.size(-1) // 2:self.share] for table in named["position_embeddings"]]
+            q, k = (rotate(each, *tables) for each in (q, k))
         cache = named.get("cache", named.get("past_key_values"))
         self.found = q, k if cache is None else self.extended(cache, k, attention.layer_idx)
 

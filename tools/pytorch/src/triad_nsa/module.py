@@ -164,7 +164,6 @@ class NSAAttention(nn.Module):
                 ("model.n_layers", m["n_layers"], not 0 <= layer < m["n_layers"]),
                 ("model.attention", m["attention"], m["attention"] != "nsa"),
                 ("model.dense_layers", m["dense_layers"], any(layer in part for part in dense)),
-                ("model.nope_layers", m.get("nope_layers"), any(layer in part for part in nope)),
                 ("model.rope_scaling", m["rope_scaling"], m["rope_scaling"] != "none"),
                 ("nsa.branches", n["branches"], n["branches"] == "win"),
                 ("nsa.select_every", n.get("select_every", 1), n.get("select_every", 1) != 1),
@@ -177,7 +176,8 @@ class NSAAttention(nn.Module):
             compress=(n["l"], n["d"]), window=n["w"], phi=n["phi"], gate=n["gate"], gate_temperature=n["gate_temperature"],
             shared_kv=n["shared_kv"])
         return cls(m["dim"], m["n_heads"], m["n_kv_groups"], m["d_k"], m["d_v"], block=n["l_sel"], selected=n["n_sel"],
-                   init_blocks=n["init_blocks"], local_blocks=n["local_blocks"], rope_theta=m["rope_theta"],
+                   init_blocks=n["init_blocks"], local_blocks=n["local_blocks"],
+                   rope_theta=None if any(layer in part for part in nope) else m["rope_theta"],
                    rope_scale=m["rope_scale"], qkv_bias=m["qkv_bias"], qk_norm=m["qk_norm"], norm_eps=m["norm_eps"],
                    init_std=m["init_std"], selector=n["selector"], branches=n["branches"], d_index=n["d_index"], device=device,
                    dtype=dtype, **three)

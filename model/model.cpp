@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <tuple>
+#include <algorithm>
 
 #include "engine/check.h"
 #include "engine/process/progress.h"

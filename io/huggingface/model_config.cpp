@@ -2,7 +2,6 @@
 
 #include <zlib.h>
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>

@@ -27,7 +27,7 @@ struct RopeOptions {
   int64_t original_len = 8192;  // tokens
   double low_freq = 1, high_freq = 4, beta_fast = 32, beta_slow = 1;
 };
-// Positions that are all 0: cos is 1 and sin 0.
+// Positions that are all 0: cos is 1 and sin 0, so that layers without rotation need no path of their own.
 inline constexpr RopeOptions kNoRotation = {.scale = std::numeric_limits<double>::infinity()};
 struct RopeFrequencies {
   std::vector<double> radians;  // [D/2]: the angle of each pair at position `scale`

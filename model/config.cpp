@@ -158,7 +158,11 @@ std::string ModelConfig::layers_text() const {
           fmt::format("{} with {}", parts.empty() ? counted(count, "layer") : fmt::format("{}", count), what));
   std::string text = parts.front();
   for (size_t i = 1; i < parts.size(); ++i) text += (i + 1 == parts.size() ? " and " : ", ") + parts[i];
-  return text;
+  return text + rotation_text();
+}
+
+std::string ModelConfig::rotation_text() const {
+  return nope_layers.empty() ? "" : ", no rotation in layers " + nope_layers;
 }
 
 RopeOptions ModelConfig::rope() const {

@@ -84,9 +84,11 @@ struct ModelConfig {
   }
   int64_t count_layers(AttentionKind) const;
   int64_t count_nsa_layers() const;  // the layers with selection lists
-  // The layers' attention: "28 layers with NSA, 2 with a sliding window and 2 with dense attention".
+  // The layers' attention: "28 layers with NSA, 2 with a sliding window and 2 with dense attention", and rotation_text().
   std::string layers_text() const;
-  // Whether a layer's queries and keys, and its index's, are rotated. Layer -1 is.
+  // ", no rotation in layers 3:4,7:8", or nothing if all layers rotate.
+  std::string rotation_text() const;
+  // Whether a layer's queries and keys, and its index's, are rotated.
   bool rotates(int64_t layer) const {
     const auto i = static_cast<size_t>(layer);
     return i >= nope_.size() || !nope_[i];

@@ -71,16 +71,19 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
     if (rope_.contains({width, rotates})) return;
     const auto alloc = [&](const char* name) {
       return arena.alloc(MemTag::workspace, fmt::format("{}{}{}", name, suffix, rotates ? "" : ", no rotation"),
-                         acc_dtype(options.dtype), {options.max_seq_len, width / 2});
+                         acc_dtype(options.dtype), {rotates ? options.max_seq_len : 1, width / 2});
     };
-    const Tensor cos = alloc("rope cos"), sin = alloc("rope sin");
+    Tensor cos = alloc("rope cos"), sin = alloc("rope sin");
     rope_table(ctx, cos, sin, width, rotates ? config.rope() : kNoRotation);
+    if (!rotates)  // all positions share one row
+      for (Tensor* table : {&cos, &sin}) table->dim[0] = options.max_seq_len, table->stride[0] = 0;
     rope_[{width, rotates}] = {cos, sin};
   };
-  for (int64_t i = -1; i < config.n_layers; ++i) make_tables(config.d_k, config.rotates(i), "");
-  for (int64_t i = 0; i < config.n_layers; ++i)
+  for (int64_t i = 0; i < config.n_layers; ++i) {
+    make_tables(config.d_k, config.rotates(i), "");
     if (const int64_t width = config.nsa_at(i).d_index; config.has_index(i))
       make_tables(width, config.rotates(i), fmt::format(" of the index, width {}", width));
+  }
   if (!config.has_index() || !options.training) return;
   index_loss_ = arena.alloc(MemTag::workspace, "index loss", DType::f64, {config.n_layers});
   zero(ctx, index_loss_);
@@ -95,7 +98,7 @@ LayerContext Model::layer_context(const Activations& act, int64_t layer) const {
   const bool has_index = layer >= 0 && config_.has_index(layer);
   return {.config = config_,
           .exec = *exec_,
-          .rope = rope(layer),
+          .rope = layer < 0 ? RopeTables{} : rope(layer),
           .index_rope = has_index ? index_rope(layer) : RopeTables{},
           .B = act.B(),
           .T = act.T(),

@@ -177,11 +177,18 @@ void export_adapter(const Export& e, DType dtype, const std::string& out) {
   const std::optional<LoraConfig>& lora = e.source.config.train.lora;
   if (!lora)
     fail("--adapter: {} has no adapters (train.lora): without --adapter the whole model is exported", e.source.weights);
-  if (const ExportClass c = export_class(model, e.source.origin); !c.huggingface)
+  const ExportClass c = export_class(model, e.source.origin);
+  if (!c.huggingface)
     fail(
         "--adapter: {}: PEFT's folder is for a model of transformers' own classes, and this one has {}: without "
         "--adapter the merged model is exported",
         e.source.weights, c.reason);
+  if (!computes_as_imported(e.source, c))
+    fail(
+        "--adapter: {}: the imported model, to which PEFT adds the adapters, computes something else, because a key "
+        "such "
+        "as model.rope_theta or model.nope_layers was changed: without --adapter the merged model is exported",
+        e.source.weights);
   std::vector<ExportedTensor> tensors;
   const WeightIndex& own = e.weights.own();
   for (const ParamSpec& spec : trained_specs(model, lora))

@@ -218,7 +218,8 @@ void inspect_huggingface(const std::string& path) {
                counted(c.n_heads, "head"), c.head_dim, counted(c.n_kv_heads, "key/value head"), c.mlp_hidden,
                c.vocab_size, counted(c.max_positions, "position"));
     if (!c.nsa.is_null()) fmt::print("  {}\n", model_in_folder(c).layers_text());
-    fmt::print("  rope {} of theta {}{}{}{}\n", c.rope.type, c.rope.theta, c.tie_embeddings ? ", tied embeddings" : "",
+    fmt::print("  rope {} of theta {}{}{}{}{}\n", c.rope.type, c.rope.theta,
+               c.nsa.is_null() ? model_in_folder(c).rotation_text() : "", c.tie_embeddings ? ", tied embeddings" : "",
                c.qkv_bias ? ", biases of q, k and v" : "", c.qk_norm ? ", norms of q and k" : "");
     fmt::print("  {} parameters, {} tensors in {}, {:.3f} MiB of {}\n", count_parameters(model_in_folder(c)),
                source.weights.count(), counted(source.weights.files().size(), "file"),

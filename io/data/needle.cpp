@@ -79,8 +79,8 @@ class Occupied {
   int64_t width_;
 };
 
-// A random position at which a pair fits: uniform, or at a log-uniform distance from `other`, the same key's previous
-// position (0, the sequence's beginning: there is none).
+// A random position at which a pair fits: uniform, or at a log-uniform distance from `other`, which is the key's
+// position drawn before, or 0, the sequence's beginning, for the first.
 int64_t draw_place(const Occupied& occupied, int64_t other, int64_t last, NeedleDraws& draws) {
   // Random draws before a search; few are needed while at most half the positions are occupied.
   constexpr int kTries = 64;
@@ -264,10 +264,12 @@ void check_needles(const NeedleTask& task, int64_t needles, int64_t length) {
   const std::string_view word = word_of(task.kind);
   if (needles < sizes.questions) fail_usage("--pairs is {}: task {} asks about {}", needles, word, sizes.questions);
   if (needles > sizes.most(task))
-    fail_usage("--pairs is {}: task {} has {} at most{}", needles, word, sizes.most(task),
-               sizes.keys > 0 ? fmt::format(", since a vocabulary (model.vocab_size) of {} has {} keys, a third of it",
-                                            task.vocab, task.kinds())
-                              : "");
+    fail_usage(
+        "--pairs is {}: task {} has {} at most{}", needles, word, sizes.most(task),
+        sizes.keys > 0
+            ? fmt::format(", since a vocabulary (model.vocab_size) of {} has {} keys, a third of it{}", task.vocab,
+                          task.kinds(), sizes.keys > 1 ? fmt::format(", and each needs {}", sizes.keys) : "")
+            : "");
   if (const int64_t needed = sizes.tokens_for(needles); length < needed)
     fail_usage("--pairs is {}: task {} needs {} tokens for them, and a length of {} has no room", needles, word, needed,
                length);

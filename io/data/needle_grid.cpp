@@ -72,6 +72,8 @@ std::string needle_title(NeedleKind kind, const std::string& attention) {
                                   : fmt::format("Task {} answered, attention: {}", word_of(kind), attention);
 }
 
+std::string NeedleGrid::pairs_text() const { return pairs > 0 ? fmt::format(", pairs in each: {}", pairs) : ""; }
+
 std::string NeedleGrid::table() const {
   std::string out = fmt::format("{:>8}", "depth");
   for (const int64_t length : lengths) out += fmt::format("{:>10}", length);
@@ -83,11 +85,11 @@ std::string NeedleGrid::table() const {
 }
 
 std::string NeedleGrid::csv() const {
-  std::string out = "length,depth,samples,right,accuracy\n";
+  std::string out = "length,depth,samples,right,accuracy,pairs\n";
   for (size_t l = 0; l < lengths.size(); ++l)
     for (size_t d = 0; d < depths.size(); ++d)
-      out += fmt::format("{},{},{},{},{:.6f}\n", lengths[l], depths[d], samples, right[d * lengths.size() + l],
-                         accuracy(d, l));
+      out += fmt::format("{},{},{},{},{:.6f},{}\n", lengths[l], depths[d], samples, right[d * lengths.size() + l],
+                         accuracy(d, l), pairs);
   return out;
 }
 
@@ -124,7 +126,8 @@ std::string NeedleGrid::svg(const std::string& title) const {
   for (int l = 0; l < columns; ++l)
     text(kLeft + l * kCellWidth + kCellWidth / 2 - 1, height - kBottom + 16, "middle", kFaint,
          std::to_string(lengths[static_cast<size_t>(l)]));
-  text(middle, height - 10, "middle", kFaint, fmt::format("tokens a sequence; {} sequences a cell", samples));
+  text(middle, height - 10, "middle", kFaint,
+       fmt::format("tokens a sequence; {} sequences a cell{}", samples, pairs_text()));
   return out + "</svg>\n";
 }
 
@@ -141,7 +144,7 @@ NeedleGrid measure_needles(const NeedleTask& task, NeedleQuestions q, const Answ
   for (const int64_t length : q.lengths)
     needle_probe(task, length, 0, 0, q.pairs);  // throws now, before any measurement, if the length is too short
   for (const double depth : q.depths) needle_probe(task, q.lengths.back(), depth, 0, q.pairs);
-  NeedleGrid grid{.lengths = q.lengths, .depths = q.depths, .samples = q.samples, .right = {}};
+  NeedleGrid grid{.lengths = q.lengths, .depths = q.depths, .samples = q.samples, .pairs = q.pairs, .right = {}};
   grid.right.assign(q.lengths.size() * q.depths.size(), 0);
   for (size_t l = 0; l < q.lengths.size(); ++l)
     for (size_t d = 0; d < q.depths.size(); ++d)

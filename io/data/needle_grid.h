@@ -15,6 +15,7 @@ struct NeedleGrid {
   std::vector<int64_t> lengths;  // tokens per sequence, ascending
   std::vector<double> depths;    // 0 to 1, ascending
   int64_t samples = 0;           // probes per depth and length
+  int64_t pairs = 0;             // NeedleQuestions::pairs
   // [depth][length]: probes whose answers, to all questions, argmax predicted to the last token.
   std::vector<int64_t> right;
 
@@ -24,8 +25,10 @@ struct NeedleGrid {
   double lowest() const;
   double overall() const;  // the mean over depths and lengths
 
+  // ", pairs in each: 16", or nothing if sequences have them as densely as in training.
+  std::string pairs_text() const;
   std::string table() const;
-  // CSV text with the columns length,depth,samples,right,accuracy and one row per depth and length.
+  // CSV text with the columns length,depth,samples,right,accuracy,pairs and one row per depth and length.
   std::string csv() const;
   // An SVG picture without external references, which also works inside an HTML page.
   std::string svg(const std::string& title) const;

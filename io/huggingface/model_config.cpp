@@ -266,7 +266,8 @@ std::vector<int64_t> read_no_rope_layers(const Object& file, int64_t n_layers) {
   const int64_t interval = file.integer("no_rope_layer_interval", 1, kMostPositions, kInterval);
   const Json* const list = file.find(kList);
   if (list != nullptr && (!list->is_array() || static_cast<int64_t>(list->size()) < n_layers))
-    file.refuse(kList, *list, fmt::format("a list of 1 and 0 for each of {} layers is needed", n_layers));
+    file.refuse(kList, *list,
+                fmt::format("a list with at least {} of 1 and 0, one for each layer, is needed", n_layers));
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < n_layers; ++i) {
     const Json rotates = list == nullptr ? Json((i + 1) % interval != 0) : (*list)[static_cast<size_t>(i)];

@@ -289,7 +289,7 @@ TEST_CASE("needle: the grid shows the recall of a simulated model, cell by cell"
   CHECK(near.accuracy(1, 0) == 1);
   CHECK(near.lowest() == 0);
   CHECK(near.table().find("50%    100.0%      0.0%") != std::string::npos);
-  CHECK(near.csv().find("\n256,0.5,7,0,0.000000\n") != std::string::npos);
+  CHECK(near.csv().find("\n256,0.5,7,0,0.000000,0\n") != std::string::npos);
 
   // The SVG is well-formed: elements are closed in order, and no text is taken for a tag.
   const std::string svg = near.svg("a < b & c");
@@ -383,7 +383,7 @@ TEST_CASE("needle: training's loss is the mean over answers, a resume is exact, 
   const Outcome broken = run_program("report " + run);
   CHECK(broken.exit_code == 1);
   CHECK(broken.output.find("no row for length 64 at depth 1") != std::string::npos);
-  write_text(run + "/needle.csv", table + "many,0,5,1,0.2\n");
+  write_text(run + "/needle.csv", table + "many,0,5,1,0.2,0\n");
   CHECK(run_program("report " + run).output.find("needle.csv line 8: length is no number") != std::string::npos);
 
   for (const auto& [args, words] :
@@ -424,7 +424,8 @@ TEST_CASE("needle: train and eval take the config's task, or eval another, and e
   CHECK(Json::parse(succeed(eval + "--task keys --pairs 4 --json").standard_output)["pairs"] == 4);
   succeed("report " + run);
   const std::string page = read_text(run + "/report.html");
-  for (const char* words : {"Task variables answered, attention: nsa", "Task counting answered", "Needles recalled"})
+  for (const char* words : {"Task variables answered, attention: nsa", "Task counting answered", "Needles recalled",
+                            "3 sequences a cell, pairs in each: 4<", "3 sequences a cell<"})
     CHECK(page.find(words) != std::string::npos);
   for (const auto& [args, words] : std::map<std::string, std::string>{{"--task copies", "copies"},
                                                                       {"--lengths 29", "length of 29"},

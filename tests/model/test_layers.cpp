@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "model/flops.h"
@@ -101,29 +102,37 @@ TEST_CASE("layers: impossible rotations and gates are errors that name key and v
         "(nothing was thrown)");
 }
 
-// The last token sees all others, at other distances once they are reversed.
-TEST_CASE("layers: without rotation a layer attends by content alone", "[model]") {
-  constexpr int64_t kTokens = 9;
-  for (const std::string nope_layers : {"", "0:1"}) {
-    ModelConfig config = small_model();
-    config.n_layers = 1, config.attention = AttentionKind::dense, config.nope_layers = nope_layers;
-    config.resolve();
-    CHECK(config.rotates(0) == nope_layers.empty());
-    ModelFixture f(config, 1, kTokens, Device::cpu(), DType::f64);
-    const auto last_row = [&](const std::vector<int32_t>& tokens) {
-      write(f.ctx(), f.activations().tokens, tokens.data());
-      f.model().forward(f.ctx(), f.activations());
-      const std::vector<double> x = read_floats(f.ctx(), f.activations().x(1));
-      return std::vector<double>(x.end() - config.dim, x.end());
-    };
-    const std::vector<double> before = last_row({1, 2, 3, 4, 5, 6, 7, 8, 9}),
-                              after = last_row({8, 7, 6, 5, 4, 3, 2, 1, 9});
-    const double difference = relative_error(after, before);
-    if (nope_layers.empty())
-      CHECK(difference > 1e-4);
-    else
-      CHECK(difference < 1e-13);
-  }
+// The last token sees all others, at other distances once they are reversed, or the same blocks of four, if its index
+// selects those with the same tokens.
+TEST_CASE("layers: without rotation a layer and its index attend by content alone", "[model]") {
+  constexpr int64_t kTokens = 33;
+  for (const std::string nope_layers : {"", "0:1"})
+    for (const bool selects : {false, true}) {
+      INFO("layers without rotation: " << nope_layers << ", an index: " << selects);
+      ModelConfig config = small_model();
+      config.n_layers = 1, config.nope_layers = nope_layers;
+      if (!selects) config.attention = AttentionKind::dense;
+      config.nsa.branches = Branches::selected, config.nsa.selector = Selector::index, config.nsa.d_index = 6;
+      config.nsa.l_sel = 4, config.nsa.n_sel = 3, config.nsa.init_blocks = 0, config.nsa.local_blocks = 1;
+      config.resolve();
+      CHECK(config.rotates(0) == nope_layers.empty());
+      ModelFixture f(config, 1, kTokens, Device::cpu(), DType::f64);
+      const auto last_row = [&](const std::vector<int32_t>& tokens) {
+        write(f.ctx(), f.activations().tokens, tokens.data());
+        f.model().forward(f.ctx(), f.activations());
+        const std::vector<double> x = read_floats(f.ctx(), f.activations().x(1));
+        return std::vector<double>(x.end() - config.dim, x.end());
+      };
+      std::vector<int32_t> tokens(kTokens);
+      std::iota(tokens.begin(), tokens.end(), 1);
+      const std::vector<double> before = last_row(tokens);
+      std::reverse(tokens.begin(), tokens.end() - 1);
+      const double difference = relative_error(last_row(tokens), before);
+      if (nope_layers.empty())
+        CHECK(difference > 1e-4);
+      else
+        CHECK(difference < 1e-13);
+    }
 }
 
 TEST_CASE("layers: a dense layer of an NSA model has a dense layer's tensors", "[model]") {

@@ -82,7 +82,7 @@ const Variant kVariants[] = {
        c.resolve();
      }},
 };
-constexpr size_t kOnGpu[] = {0, 1, 2, 4, 7, 8, 9, 10};  // the variants whose gradients are compared with the GPU's
+constexpr size_t kOnGpu[] = {0, 1, 2, 4, 7, 8, 9, 10, 17};  // the variants whose gradients are compared with the GPU's
 
 // Calls f(layer) for the layers with NSA.
 template <class F>

@@ -217,6 +217,48 @@ TEST_CASE("export: an imported model leaves as it came", "[export]") {
     }
 }
 
+TEST_CASE("export: SmolLM3 stays itself if all its layers rotate, and adapters leave for what was imported alone",
+          "[export]") {
+  const TemporaryFolder folder;
+  const std::string hf = folder.file("hf"), base = folder.file("base"), out = folder.file("out");
+  HuggingFaceFolder model = tiny_llama();
+  model.config["architectures"] = {"SmolLM3ForCausalLM"};
+  model.config["model_type"] = "smollm3";
+  model.config["no_rope_layers"] = {1, 1};
+  model.config["tie_word_embeddings"] = false;
+  model.write(hf);
+  run_ok("import " + hf + " --out " + base);
+  run_ok("export " + base + " --out " + out);
+  CHECK(json_of(out + "/config.json")["architectures"] == Json::array({"SmolLM3ForCausalLM"}));
+  CHECK(json_of(out + "/config.json")["no_rope_layers"] == Json::array({1, 1}));
+  CHECK(has(run_ok("inspect " + hf), "rope default of theta"));
+  CHECK_FALSE(has(run_ok("inspect " + hf), "no rotation"));
+  struct Case {
+    std::string sets;
+    bool same;
+  };
+  for (const auto& [sets, same] : std::initializer_list<Case>{
+           {"", true}, {"--set model.nope_layers=1:2", false}, {"--set model.rope_theta=77", false}}) {
+    INFO(sets);
+    const std::string run = folder.file("run"), adapters = folder.file("adapters");
+    run_ok("train " + base + "/config.json --overwrite --set train.steps=1 --set train.init_from=" + base +
+           " --set train.lora.rank=2 --set data.kind=synthetic --set train.seq_len=16 "
+           "--set runtime.device=cpu --set log.out_dir=" +
+           run + " " + sets);
+    const Outcome adapter = run_program("export " + run + " --adapter --out " + adapters);
+    INFO(adapter.output);
+    CHECK(adapter.exit_code == (same ? 0 : 1));
+    CHECK(has(adapter.output, "the imported model, to which PEFT adds the adapters, computes something else") != same);
+    CHECK(fs::exists(adapters) == same);
+    fs::remove_all(adapters);
+    if (!has(sets, "nope")) continue;
+    run_ok("export " + run + " --out " + adapters);
+    CHECK(has(read_text(adapters + "/README.md"), "dense, no rotation in layers 1:2"));
+    CHECK(has(run_ok("inspect " + adapters), ", no rotation in layers 1:2"));
+    fs::remove_all(adapters);
+  }
+}
+
 TEST_CASE("export: a model that was trained on tokens of another tokenizer leaves with that one alone", "[export]") {
   const TemporaryFolder folder;
   HuggingFaceFolder model = tiny_llama();

@@ -34,7 +34,7 @@ TEST_CASE("import: what config.json has and Triad cannot compute is named, and n
       {{{"architectures", {"SmolLM3ForCausalLM"}}, {"use_sliding_window", true}, {"sliding_window", 64}},
        {"sliding_window is 64"}},
       {{{"architectures", {"SmolLM3ForCausalLM"}}, {"attention_bias", true}}, {"attention_bias is true"}},
-      {{{"architectures", {"SmolLM3ForCausalLM"}}, {"no_rope_layers", {1}}}, {"no_rope_layers is [1]", "2 layers"}},
+      {{{"architectures", {"SmolLM3ForCausalLM"}}, {"no_rope_layers", {1}}}, {"no_rope_layers is [1]", "at least 2"}},
       {{{"architectures", {"SmolLM3ForCausalLM"}}, {"no_rope_layers", {1, 2}}}, {"no_rope_layers is 2", "or 0"}},
       {{{"layer_types", {"full_attention", "sliding_attention"}}}, {"layer_types", "sliding_attention"}},
       {{{"head_dim", 7}}, {"head_dim", "7"}},

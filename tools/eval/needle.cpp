@@ -100,12 +100,11 @@ void eval_needle(const NeedleEval& o) {
         cells.push_back({{"length", grid.lengths[l]}, {"depth", grid.depths[d]}, {"accuracy", grid.accuracy(d, l)}});
     Json result = {{"task", word_of(task.kind)}, {"attention", attention},    {"samples", grid.samples},
                    {"lowest", grid.lowest()},    {"overall", grid.overall()}, {"cells", cells}};
-    if (o.questions.pairs > 0) result["pairs"] = o.questions.pairs;
+    if (grid.pairs > 0) result["pairs"] = grid.pairs;
     fmt::print("{}\n", dump_json(result, -1));
   } else {
     fmt::print("accuracy, task: {}, attention: {}, {} a cell{}\n{}lowest {:.1f}%, overall {:.1f}%; {}\n",
-               word_of(task.kind), attention, counted(grid.samples, "sequence"),
-               o.questions.pairs > 0 ? fmt::format(", pairs in each: {}", o.questions.pairs) : "", grid.table(),
+               word_of(task.kind), attention, counted(grid.samples, "sequence"), grid.pairs_text(), grid.table(),
                100 * grid.lowest(), 100 * grid.overall(), svg_path);
   }
   std::fflush(stdout);

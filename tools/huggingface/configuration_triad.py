@@ -112,6 +112,10 @@ class TriadConfig(PretrainedConfig):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(f"num_key_value_heads {self.num_key_value_heads} does not divide num_attention_heads "
                              f"{self.num_attention_heads}")
+        for name in ("dense_layers", "nope_layers"):
+            for layer in getattr(self, name):
+                if layer not in range(self.num_hidden_layers):
+                    raise ValueError(f"{name} holds {layer!r}: numbers of {self.num_hidden_layers} layers are allowed, from 0 on")
         for entry in self.nsa["layers"] or ():
             complete_group("nsa.layers", dict.fromkeys(("layers", *LAYER_KEYS)), entry)
         for layer in range(self.num_hidden_layers):

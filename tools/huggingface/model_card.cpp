@@ -56,13 +56,13 @@ std::string options_text(const NsaConfig& n) {
 }
 
 std::string attention_text(const ModelConfig& m) {
-  if (!m.has_nsa()) return "dense";
+  if (!m.has_nsa()) return "dense" + m.rotation_text();
   const int64_t sparse = m.n_layers - m.count_layers(AttentionKind::dense);
   const std::string layers = sparse == m.n_layers ? "" : fmt::format(" in {} of {} layers", sparse, m.n_layers);
   std::string text = fmt::format("Native Sparse Attention{}: {}", layers, options_text(m.nsa));
   for (const NsaLayers& entry : m.nsa.layers)
     text += fmt::format("; in layers {} {}", entry.layers, options_text(entry.over(m.nsa)));
-  return text;
+  return text + m.rotation_text();
 }
 
 std::string shape_table(const ModelSource& source, const ExportClass& c, DType dtype, const Tokenizer& tokenizer) {

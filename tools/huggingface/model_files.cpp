@@ -222,8 +222,15 @@ ExportClass export_class(const ModelConfig& c, const Json& origin) {
   if (!c.nope_layers.empty()) return {smollm3, ""};
   if (has_biases(c)) return {qwen2, ""};
   if (has_qk_norm(c)) return {qwen3, ""};
-  if (!origin.is_null() && origin.value("architecture", "") == word_of(mistral)) return {mistral, ""};
+  for (const HuggingFaceClass came : {mistral, smollm3})
+    if (!origin.is_null() && origin.value("architecture", "") == word_of(came)) return {came, ""};
   return {llama, ""};
+}
+
+bool computes_as_imported(const ModelSource& source, const ExportClass& c) {
+  if (source.origin.is_null() || !source.origin.contains("config")) return true;
+  return same_model(parse_huggingface_config(source.origin["config"], "origin.config in state.json"),
+                    parse_huggingface_config(dense_config(source.config, *c.huggingface), "the exported config.json"));
 }
 
 std::string exported_name(const ExportClass& c, const std::string& triad_name) {

@@ -19,6 +19,10 @@ struct ExportClass {
 // what none can hold.
 ExportClass export_class(const ModelConfig&, const Json& origin);
 
+// Whether the model computes what its imported config.json says, so that adapters alone fit the imported model; true if
+// none was imported. For classes of transformers.
+bool computes_as_imported(const ModelSource&, const ExportClass&);
+
 // A tensor's name in the class's files.
 std::string exported_name(const ExportClass&, const std::string& triad_name);
 

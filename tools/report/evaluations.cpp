@@ -26,15 +26,18 @@ namespace fs = std::filesystem;
 // Reads a CSV file that `triad eval --needle` writes; a grid without lengths if the file does not exist.
 NeedleGrid needle_grid_of(const std::string& path) {
   const CsvTable table(path, {"length", "depth", "samples", "right"});
+  std::vector<std::string> numbers = {"length", "depth", "samples"};
+  if (table.has("pairs")) numbers.emplace_back("pairs");  // older files lack it
   NeedleGrid grid;
   std::set<int64_t> lengths;
   std::set<double> depths;
   for (size_t i = 0; i < table.size(); ++i) {
-    for (const char* column : {"length", "depth", "samples"})
+    for (const std::string& column : numbers)
       TRIAD_CHECK(std::isfinite(table.number(i, column)), "{} line {}: {} is no number", path, i + 2, column);
     lengths.insert(static_cast<int64_t>(table.number(i, "length")));
     depths.insert(table.number(i, "depth"));
     grid.samples = static_cast<int64_t>(table.number(i, "samples"));
+    if (table.has("pairs")) grid.pairs = static_cast<int64_t>(table.number(i, "pairs"));
   }
   grid.lengths.assign(lengths.begin(), lengths.end());
   grid.depths.assign(depths.begin(), depths.end());

@@ -25,15 +25,14 @@ constexpr double kExpectedShare = 0.35;
 
 // What the layers attend with, by kind: "NSA attention", "NSA attention, dense in layers 0:2".
 std::string attention_text(const ModelConfig& m) {
-  if (!m.has_nsa())
-    return "dense attention" + (m.nope_layers.empty() ? "" : ", no rotation in layers " + m.nope_layers);
+  if (!m.has_nsa()) return "dense attention" + m.rotation_text();
   std::string text = m.nsa.branches == Branches::selected ? "selected attention"
                      : m.nsa.branches == Branches::window ? "window attention"
                                                           : "NSA attention";
   for (const NsaLayers& entry : m.nsa.layers)
     text += fmt::format(", {} in layers {}", entry.branches ? word_of(*entry.branches) : "other options", entry.layers);
   if (!m.dense_layers.empty()) text += ", dense in layers " + m.dense_layers;
-  if (!m.nope_layers.empty()) text += ", no rotation in layers " + m.nope_layers;
+  text += m.rotation_text();
   std::set<int64_t> widths;
   for (int64_t i = 0; i < m.n_layers; ++i)
     if (m.has_index(i)) widths.insert(m.nsa_at(i).d_index);

@@ -129,7 +129,7 @@ def convert(model, *, d_index=None, block=128, selected=16, init_blocks=0, local
     for layer in model.base_model.layers:
         attention = layer.self_attn
         if any(not hasattr(attention, name) for name in ("q_proj", "head_dim", "layer_idx")):
-            raise ValueError(f"{NAME}: {type(attention).__name__} is none of Llama's, Qwen's or Mistral's attention")
+            raise ValueError(f"{NAME}: {type(attention).__name__} is none of Llama's, Qwen's, Mistral's or SmolLM3's attention")
         width = attention.head_dim if d_index is None else d_index
         attention.index = Index(attention, model.config, width, options)
         attention.register_forward_pre_hook(lambda module, arguments, named: module.index(module, arguments, named), with_kwargs=True)

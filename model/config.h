@@ -84,7 +84,8 @@ struct ModelConfig {
   }
   int64_t count_layers(AttentionKind) const;
   int64_t count_nsa_layers() const;  // the layers with selection lists
-  // The layers' attention: "28 layers with NSA, 2 with a sliding window and 2 with dense attention", and rotation_text().
+  // The layers' attention: "28 layers with NSA, 2 with a sliding window and 2 with dense attention", and
+  // rotation_text().
   std::string layers_text() const;
   // ", no rotation in layers 3:4,7:8", or nothing if all layers rotate.
   std::string rotation_text() const;

@@ -13,9 +13,9 @@ namespace triad {
 
 // Training and validation sequences for the task. Without a depth, sequences of keys have random positions: half of
 // those drawn for a key are uniform, half at a log-uniform distance from the position drawn before, so that short
-// distances, which are learned first, are frequent enough. A key's first draw is uniform in two thirds of the cases, and
-// else at a log-uniform distance from the sequence's beginning, where windows hold few tokens. All other sequences are
-// as in needle_probe, without a depth at a random position in the same range.
+// distances, which are learned first, are frequent enough. A key's first draw is uniform in two thirds of the cases,
+// and else at a log-uniform distance from the sequence's beginning, where windows hold few tokens. All other sequences
+// are as in needle_probe, without a depth at a random position in the same range.
 DataSplit needle_data(const NeedleTask&, double val_fraction);
 
 // A test sequence with a needle at one depth. It has `length` tokens and ends in the questions with their answers, but

@@ -71,12 +71,10 @@ Model::Model(Context& ctx, Arena& arena, const ModelConfig& config, const Option
     if (rope_.contains({width, rotates})) return;
     const auto alloc = [&](const char* name) {
       return arena.alloc(MemTag::workspace, fmt::format("{}{}{}", name, suffix, rotates ? "" : ", no rotation"),
-                         acc_dtype(options.dtype), {rotates ? options.max_seq_len : 1, width / 2});
+                         acc_dtype(options.dtype), {options.max_seq_len, width / 2});
     };
-    Tensor cos = alloc("rope cos"), sin = alloc("rope sin");
+    const Tensor cos = alloc("rope cos"), sin = alloc("rope sin");
     rope_table(ctx, cos, sin, width, rotates ? config.rope() : kNoRotation);
-    if (!rotates)  // all positions share one row
-      for (Tensor* table : {&cos, &sin}) table->dim[0] = options.max_seq_len, table->stride[0] = 0;
     rope_[{width, rotates}] = {cos, sin};
   };
   for (int64_t i = 0; i < config.n_layers; ++i) {

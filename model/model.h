@@ -49,8 +49,7 @@ class Model {
   Params* base() { return base_ ? &*base_ : nullptr; }
   // The weights as decoding steps use them (decode.h).
   const ModelTensors<ConstTensor>& weights() const { return w_; }
-  // Tables of the angles by which a layer's q and k turn, [max_seq_len, dk/2] acc, and the same for its index. Without
-  // rotation their rows are one, with stride 0.
+  // Tables of the angles by which a layer's q and k turn, [max_seq_len, dk/2] acc, and the same for its index.
   const RopeTables& rope(int64_t layer) const { return rope_.at({config_.d_k, config_.rotates(layer)}); }
   const RopeTables& index_rope(int64_t layer) const {
     return rope_.at({config_.nsa_at(layer).d_index, config_.rotates(layer)});
